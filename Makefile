@@ -49,7 +49,8 @@ advisories: tools-lint ## Check the dependencies for known vulnerabilities, by t
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph advisories
 
 # No advisories: their database is a git repository, which not every builder can reach.
-lint: tools-lint ## Check format, clippy, rustdoc, dependencies and the Python client; every warning is an error
+lint: tools-lint ## Check format, clippy, rustdoc, language, dependencies and the Python client; every warning is an error
+	tests/words
 	$(CHECK_PINNED)
 	$(PINNED_CARGO) fmt --all --check
 	$(PINNED_CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings

@@ -9,7 +9,7 @@ mod locate;
 mod yaml;
 
 pub use keys::{KEYS, Key, SourceSpec};
-pub use load::{Fault, Faults, Layers, load};
+pub use load::{Fault, Faults, SettingLayers, load};
 
 use crate::capture;
 use crate::export::otlp::settings as otlp;
@@ -65,9 +65,9 @@ pub struct Settings {
     /// Limits on what jobs send.
     pub limits: Limits,
     /// How to ask the kubelet for the GPUs of pods.
-    pub kubelet: kubelet::Settings,
+    pub kubelet: kubelet::KubeletSettings,
     /// How captures are taken and kept.
-    pub captures: capture::Settings,
+    pub captures: capture::CaptureSettings,
     /// Whether `/metrics` has the memory of single processes.
     pub processes: bool,
     /// Thresholds for findings.
@@ -79,7 +79,7 @@ pub struct Settings {
     /// The OTLP keys.
     pub otlp: otlp::Keys,
     /// The result of those keys and the standard variables; `None` if nothing is exported.
-    pub otlp_export: Option<otlp::Settings>,
+    pub otlp_export: Option<otlp::OtlpSettings>,
 }
 
 impl Default for Settings {
@@ -104,8 +104,8 @@ impl Default for Settings {
             web_config_file: None,
             web_hosts: Hosts::default(),
             limits: Limits::default(),
-            kubelet: kubelet::Settings::default(),
-            captures: capture::Settings::default(),
+            kubelet: kubelet::KubeletSettings::default(),
+            captures: capture::CaptureSettings::default(),
             processes: false,
             detect: detect::Settings::default(),
             replay_speed: Some(1.0),

@@ -41,7 +41,7 @@ use highwater_engine::place::kubelet::Kubelet;
 use highwater_engine::sample::{Budget, FastLane};
 use listeners::{Listeners, Servers};
 use playback::Playback;
-pub use recording::{Format, Recording, Unrecorded};
+pub use recording::{OutputFormat, Recording, Unrecorded};
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -104,7 +104,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let source = source_attributes(&settings.source, playback.as_ref().map(Playback::description));
     let otlp = settings.otlp_export.take().map(|mut settings| {
         settings.resource.extend(source);
-        (settings, Arc::new(otlp::Stats::default()))
+        (settings, Arc::new(otlp::OtlpStats::default()))
     });
     let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &known, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
@@ -181,7 +181,7 @@ fn parts(
     intake: &Arc<Intake>,
     recorder: &Recorder,
     listeners: &Listeners,
-    otlp: Option<&Arc<otlp::Stats>>,
+    otlp: Option<&Arc<otlp::OtlpStats>>,
 ) -> Vec<Arc<dyn Collect>> {
     let mut parts: Vec<Arc<dyn Collect>> = vec![
         Arc::clone(intake) as _,
@@ -254,9 +254,9 @@ fn join_all(threads: Vec<JoinHandle<()>>, patience: Duration) -> bool {
 
 /// Starts the exporter on a thread and a runtime of its own, so that a slow receiver cannot affect HTTP.
 fn export(
-    settings: otlp::Settings,
+    settings: otlp::OtlpSettings,
     site: &Site,
-    stats: &Arc<otlp::Stats>,
+    stats: &Arc<otlp::OtlpStats>,
     threads: &mut Vec<JoinHandle<()>>,
 ) -> anyhow::Result<tokio::sync::oneshot::Sender<()>> {
     let dial: Arc<dyn Dial> = Arc::new(Tcp);
@@ -349,7 +349,7 @@ fn queue_folder(settings: &Settings) -> anyhow::Result<()> {
 fn bad_certificates(settings: &Settings) -> Vec<anyhow::Error> {
     let endpoints = settings.otlp_export.iter().flat_map(|otlp| [&otlp.metrics, &otlp.traces].into_iter().flatten());
     let mut faults: Vec<String> =
-        endpoints.filter_map(|endpoint| otlp::Peer::new(endpoint.clone(), Arc::new(Tcp)).err()).collect();
+        endpoints.filter_map(|endpoint| otlp::ReceiverClient::new(endpoint.clone(), Arc::new(Tcp)).err()).collect();
     faults.dedup();
     faults.into_iter().map(anyhow::Error::msg).collect()
 }

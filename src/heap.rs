@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 /// How often free pages are given back. It takes up to some milliseconds, in which no other thread can allocate; the fast lane
 /// does not.
 const PERIOD: Duration = Duration::from_secs(10);
-/// After something was made that took so many bytes more than are left of it, free pages are given back at the next look.
+/// If the peak memory of something that was made exceeds what is left of it by at least `MUCH` bytes, free pages are given
+/// back at the next look.
 const MUCH: isize = 2 << 20;
 
 /// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full is never
@@ -69,7 +70,7 @@ struct Made {
 }
 
 /// Does work on this thread. Until it returns, what it allocates and has not freed is counted as being made: an answer, an
-/// exposition, the page of a capture. The result is not counted any more, as whoever keeps it has a part of its own.
+/// exposition, the page of a capture. The result is not counted any more, as its owner has a part of its own.
 pub fn making<T>(work: impl FnOnce() -> T) -> T {
     let _making = Making { outer: MADE.replace(Some(Made::default())), thread: PhantomData };
     work()

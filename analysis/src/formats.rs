@@ -1,15 +1,15 @@
-//! The registry of file formats: every format of which a file is read, how it is recognized, and what is said of it.
+//! The registry of file formats: every format of which a file is read, how it is recognized, and how it is described.
 //!
-//! Enters: a path. Leaves: the format of the file, recognized by its contents and not by its name. The sentence with which other
-//! files are refused and the table of docs/reports.md are made from the registry; a test holds that the fuzz corpus has an input
-//! of each text format. Invariants: the file is opened once, and by SQLite if it is a database, and read as far as the question
-//! needs; the first entry that recognizes it wins. Absent on purpose: how a format is read. `match` over [`FileFormat`] does that where files are opened, so that the
-//! compiler asks for a reader of each new one.
+//! Enters: a path. Leaves: the format of the file, recognized by its contents and not by its name. The sentence with which
+//! other files are refused and the table of docs/reports.md are made from the registry; a test holds that the fuzz corpus has
+//! an input of each text format. Invariants: the file is opened once, and by SQLite if it is a database, and read as far as the
+//! question needs; the first entry that recognizes it wins. Absent on purpose: how a format is read. `match` over
+//! [`FileFormat`] does that where files are opened, so that the compiler asks for a reader of each new one.
 
 use crate::import;
 use crate::import::{nsight, nvidia_smi, nvprof, onnx_runtime, ort_memory};
 use highwater_core::source::OpenError;
-use highwater_engine::recording::lines::{File, refuse};
+use highwater_engine::recording::lines::{LineFile, refuse};
 use highwater_engine::recording::{rows, schema};
 use std::cell::{OnceCell, RefCell};
 use std::io::Read;
@@ -198,7 +198,7 @@ const SQLITE: &[u8] = b"SQLite format 3\0";
 const APPLICATION_AT: std::ops::Range<usize> = 68..72;
 /// The bytes up to there, as they are stored.
 const STORED: usize = 100;
-/// A file of JSON says within so many bytes what it is.
+/// Number of first bytes of a JSON file in which the members that identify its format must appear.
 const MEMBERS: usize = 4096;
 /// The longest first line that is looked at.
 const LONGEST_LINE: usize = 64 << 10;
@@ -212,12 +212,12 @@ struct Begin {
 /// What a file begins with, read as far as somebody asks.
 struct Head<'a> {
     path: &'a Path,
-    file: OnceCell<Result<File, OpenError>>,
+    file: OnceCell<Result<LineFile, OpenError>>,
     /// The first bytes as they are stored; `None` if it is no regular file, or cannot be read.
     stored: OnceCell<Option<Vec<u8>>>,
     begin: RefCell<Option<Begin>>,
     /// Its tables, if it is a SQLite file.
-    database: OnceCell<Option<Result<rows::File, OpenError>>>,
+    database: OnceCell<Option<Result<rows::RecordingReader, OpenError>>>,
 }
 
 impl<'a> Head<'a> {
@@ -226,8 +226,8 @@ impl<'a> Head<'a> {
         Self { path, file, stored, begin: RefCell::default(), database }
     }
 
-    fn file(&self) -> &Result<File, OpenError> {
-        self.file.get_or_init(|| File::open(self.path))
+    fn file(&self) -> &Result<LineFile, OpenError> {
+        self.file.get_or_init(|| LineFile::open(self.path))
     }
 
     fn is_file(&self) -> bool {
@@ -248,7 +248,7 @@ impl<'a> Head<'a> {
         stored.starts_with(SQLITE) && is_ours || stored.is_empty() && has_journal()
     }
 
-    /// Calls `look` with the first bytes, unpacked, at most so many. After an error of reading, with those before it.
+    /// Calls `look` with the first bytes, unpacked, at most `most`. After an error of reading, with those before it.
     fn with_begin<T>(&self, most: usize, look: impl FnOnce(&[u8]) -> T) -> T {
         let mut begin = self.begin.borrow_mut();
         let Begin { read, rest } = begin.get_or_insert_with(|| {
@@ -280,9 +280,9 @@ impl<'a> Head<'a> {
         })
     }
 
-    fn database(&self) -> Option<&Result<rows::File, OpenError>> {
+    fn database(&self) -> Option<&Result<rows::RecordingReader, OpenError>> {
         let is_database = || self.stored().is_some_and(|stored| stored.starts_with(SQLITE));
-        self.database.get_or_init(|| is_database().then(|| rows::File::open_any(self.path))).as_ref()
+        self.database.get_or_init(|| is_database().then(|| rows::RecordingReader::open_any(self.path))).as_ref()
     }
 
     /// Whether it is a SQLite file with this table.

@@ -5,7 +5,7 @@
 use crate::formats::FileFormat;
 use crate::import::{nsight, nvidia_smi, nvprof, onnx_runtime, torch_snapshot};
 use highwater_core::source::OpenError;
-use highwater_engine::recording::lines::{File, refuse};
+use highwater_engine::recording::lines::{LineFile, refuse};
 use highwater_engine::recording::tape::Tape;
 use highwater_engine::recording::{Options, Replay, rows};
 use std::path::Path;
@@ -33,11 +33,11 @@ pub(crate) fn open_as(format: FileFormat, path: &Path, options: Options) -> Resu
 /// Reads a file of another tool, if it is one that can be played.
 fn imported(path: &Path, format: FileFormat) -> Result<Tape, OpenError> {
     match format {
-        FileFormat::OnnxRuntime => onnx_runtime::tape(path, &File::open(path)?),
-        FileFormat::NvidiaSmi => nvidia_smi::tape(path, &File::open(path)?),
-        FileFormat::Nvprof => nvprof::tape(rows::File::open_any(path)?),
-        FileFormat::NsightSystems => nsight::tape(rows::File::open_any(path)?),
-        FileFormat::TorchSnapshot => torch_snapshot::tape(path, &File::open(path)?),
+        FileFormat::OnnxRuntime => onnx_runtime::tape(path, &LineFile::open(path)?),
+        FileFormat::NvidiaSmi => nvidia_smi::tape(path, &LineFile::open(path)?),
+        FileFormat::Nvprof => nvprof::tape(rows::RecordingReader::open_any(path)?),
+        FileFormat::NsightSystems => nsight::tape(rows::RecordingReader::open_any(path)?),
+        FileFormat::TorchSnapshot => torch_snapshot::tape(path, &LineFile::open(path)?),
         FileFormat::Own | FileFormat::Folder | FileFormat::Kineto | FileFormat::TrainingLog | FileFormat::FairScale => {
             let why = "has no memory of GPUs over time, which is what is played; `highwater report` reads it";
             Err(refuse("recording_unreadable", path, why))

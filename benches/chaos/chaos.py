@@ -337,7 +337,7 @@ class Sender(threading.Thread):
                     raise ConnectionError("it closed")
                 answer = json.loads(reply)
         except (OSError, ValueError):
-            # What became of these is not known.
+            # Their outcome is not known.
             with tally.lock:
                 tally.unsure += len(events)
             self.forget()

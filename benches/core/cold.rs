@@ -90,7 +90,7 @@ impl Clock for Displacing {
     }
 }
 
-/// The median of the loop's own time in `ticks` ticks over this many GPUs, after each wait in which so many bytes were read.
+/// The median of the loop's own time in `ticks` ticks over this many GPUs, after waits in each of which `displaced_bytes` were read.
 pub fn tick(gpus: usize, displaced_bytes: usize, ticks: usize) -> Duration {
     let stop = Arc::new(AtomicBool::new(false));
     let state = State { buffer: vec![1; displaced_bytes / 8], ticks, woken: None, took: Vec::with_capacity(ticks + 1) };

@@ -27,7 +27,7 @@ pub struct Busy {
     pub intake: Arc<Intake>,
 }
 
-/// A node with this many GPUs, one rank on each, after so many milliseconds.
+/// A node with `gpus` GPUs, one rank on each, after `lasting_ms`.
 pub fn busy(gpus: usize, lasting_ms: i64) -> Busy {
     after(&scenario(gpus), lasting_ms)
 }
@@ -46,7 +46,7 @@ fn after(scenario: &str, lasting_ms: i64) -> Busy {
     let (node, writers) =
         Node::new(Arc::clone(&source), Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let node = Arc::new(node);
-    let log = highwater::capture::Settings::default().event_log();
+    let log = highwater::capture::CaptureSettings::default().event_log();
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(log);
     intake.set_devices(source.devices());
     let mut sampler = node.sampler(writers);

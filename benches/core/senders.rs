@@ -40,9 +40,9 @@ impl Server {
             source: SourceSpec::Sim(Some(scenario.into())),
             listen: "127.0.0.1:0".parse().expect("an address"),
             annotations_socket: Some(socket.clone()),
-            captures: capture::Settings {
+            captures: capture::CaptureSettings {
                 directory: Some(folder.path().join("captures")),
-                ..capture::Settings::default()
+                ..capture::CaptureSettings::default()
             },
             ..Settings::default()
         };

@@ -230,7 +230,7 @@ const LAST: &str = r#"{"event":"mark","name":"last","job":"sender","rank":0,"gpu
 fn over_http(repetitions: u64) {
     let intake = intake();
     let node = node::idle(100);
-    let (stats, recorder) = (Arc::<counts::Stats>::default(), Recorder::default());
+    let (stats, recorder) = (Arc::<counts::HttpStats>::default(), Recorder::default());
     let gate = Gate {
         hosts: Hosts::default(),
         guard: None,

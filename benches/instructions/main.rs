@@ -1,7 +1,7 @@
 //! The gate on cost: how many instructions the paths that run all the time take, beside a committed baseline.
 //!
 //! Enters: `baseline.txt`. Leaves: a table, and a failure if a case takes more than 3 % more than its baseline. Each case
-//! runs under valgrind's callgrind twice, with so many repetitions and with twice as many; the difference is what the
+//! runs under valgrind's callgrind twice, with a number of repetitions and with twice that number; the difference is what the
 //! repetitions take, without what prepares them. Unlike times, these numbers are the same on a busy machine and repeat to a
 //! tenth of a percent. They depend on the compiler and on the dependencies, which `tests/tools.env` and `Cargo.lock` fix,
 //! and a little on the C library.
@@ -79,7 +79,7 @@ fn instructions(case: &Case) -> u64 {
     twice.saturating_sub(once) / case.repetitions
 }
 
-/// All instructions of a process that runs a case with so many repetitions.
+/// All instructions of a process that runs a case this often.
 fn count(name: &str, repetitions: u64) -> u64 {
     let program = std::env::current_exe().expect("this program");
     let output = Command::new("valgrind")

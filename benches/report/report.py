@@ -131,7 +131,7 @@ def main():
             size = os.path.getsize(page)
             browser = Browser(options.chromium)
             shown = browser.page()
-            # The second time, the browser has what it needs in memory, as it has for whoever uses it.
+            # The second time, the browser has what it needs in memory, as in use.
             best = min(opened_ms(shown, page) for _ in range(3))
             browser.close()
             stored = sum(os.path.getsize(os.path.join(path, one)) for one in os.listdir(path)) if os.path.isdir(path) else os.path.getsize(path)

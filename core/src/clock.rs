@@ -98,7 +98,7 @@ impl Manual {
         Self { now_ns: AtomicI64::new(now_ns), unix_shift_ns: AtomicI64::new(0) }
     }
 
-    /// Sets the system's clock to so much after the timeline, as an operator, NTP or the end of a suspension does.
+    /// Sets the system's clock to `unix_shift_ns` after the timeline, as an operator, NTP or the end of a suspension does.
     pub fn set_unix_shift_ns(&self, unix_shift_ns: i64) {
         self.unix_shift_ns.store(unix_shift_ns, Ordering::Release);
     }

@@ -128,7 +128,7 @@ impl Explicit {
 
     fn observe_ns(&self, duration_ns: i64) {
         let slot = self.bounds_s.partition_point(|bound| *bound < seconds(duration_ns));
-        // Whoever sees this count sees what the same thread counted before it.
+        // A reader that sees this count also sees what the same thread counted before it.
         self.counts[slot].fetch_add(1, Ordering::Release);
         self.sum_ns.fetch_add(u64::try_from(duration_ns).unwrap_or(0), Ordering::Relaxed);
     }

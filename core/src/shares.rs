@@ -147,8 +147,8 @@ pub fn keep_newest<T, Owner: Ord>(kept: &mut Vec<T>, most: usize, owner: impl Fn
     });
 }
 
-/// How much each owner may have, of owners with so much, so that all together have at most `most`: those with little leave
-/// their room to the others.
+/// Maximum amount for each owner, of owners that have `amounts`, so that all together have at most `most`: owners with little
+/// leave their room to the others.
 pub fn share(amounts: impl Iterator<Item = usize>, most: usize) -> usize {
     let mut amounts: Vec<usize> = amounts.collect();
     amounts.sort_unstable();

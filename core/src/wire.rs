@@ -38,7 +38,7 @@ pub enum Kind {
 /// One GPU or several: indexes, UUIDs or PCI bus ids.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "`gpu` is an index, a UUID or a PCI bus id, or a list of these")]
-pub enum Gpus {
+pub enum GpuList {
     /// One GPU.
     One(Gpu),
     /// Several.
@@ -124,7 +124,8 @@ pub struct Layer {
     /// How long it took, nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
-    /// Only of a record that is played: it is the last of its profile, which lacks so many more. No job can send this.
+    /// Set only on a record that is played from a recording: it is the last of its profile, and the value is the number of
+    /// further records that the profile lacks. No job can send this.
     #[serde(skip)]
     pub last_with_missing: Option<u64>,
 }
@@ -186,7 +187,7 @@ pub struct Annotation {
     pub mesh: Option<BTreeMap<String, u32>>,
     /// Which GPU or GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<Gpus>,
+    pub gpu: Option<GpuList>,
     /// Number of the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
@@ -219,8 +220,8 @@ impl Annotation {
         let text = |text: &String| text.capacity() + ALLOCATION;
         let gpu = |gpu: &Gpu| size_of::<Gpu>() + if let Gpu::Name(name) = gpu { text(name) } else { 0 };
         let gpus = match &self.gpu {
-            Some(Gpus::One(one)) => gpu(one),
-            Some(Gpus::Many(many)) => many.iter().map(gpu).sum(),
+            Some(GpuList::One(one)) => gpu(one),
+            Some(GpuList::Many(many)) => many.iter().map(gpu).sum(),
             None => 0,
         };
         let value = |value: &Scalar| if let Scalar::Text(value) = value { text(value) } else { 0 };

@@ -81,7 +81,7 @@ class Client:
         self.places: Dict[str, str] = {}
         self.socket: Optional[str] = None
         self.url: Optional[str] = None
-        # What the user was told, by what it is about.
+        # What was logged already, by its subject.
         self.said: Set[str] = set()
         self.is_fork = False
         self.forget()
@@ -372,7 +372,7 @@ class Sender:
         if self.transport is None:
             self.retry_at_s = now_s + self.retry_s
             self.retry_s = min(2 * self.retry_s, MOST_RETRY_S)
-            # Nobody who names no daemon is told that there is none.
+            # Without a named daemon, its absence is not logged.
             was_named = self.named != _transport.Named()
             self.client.trouble(f"no daemon takes marks ({place}); the job goes on without", "daemon", was_named)
             return False

@@ -108,7 +108,7 @@ class UnixSocket(Transport):
         self.socket = _at_high_number(socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC))
         self.socket.settimeout(WAIT_S)
         try:
-            # Datagrams need no connection; it tells whether somebody listens.
+            # Datagrams need no connection; connecting shows whether somebody listens.
             self.socket.connect(path)
         except BaseException:
             self.socket.close()

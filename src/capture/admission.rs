@@ -2,7 +2,7 @@
 
 use super::asking::Asking;
 use super::directory::Listed;
-use super::settings::Settings;
+use super::settings::CaptureSettings;
 use super::shares::{Class, Shares};
 use super::stats::Outcome;
 use super::trigger::{Reason, Trigger};
@@ -95,7 +95,7 @@ type Cause = (&'static str, Option<Scope>);
 /// Everything that decides about triggers. It is behind a lock that is held for microseconds, and never while a file is
 /// written.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct Admission {
     pub running: Option<Running>,
     /// Until when each reason and owner wanted its last capture, nanoseconds of the timeline.
     ended: BTreeMap<Cause, i64>,
@@ -126,9 +126,9 @@ pub(super) enum Admitted {
     Next,
 }
 
-impl Desk {
+impl Admission {
     /// Decides about a trigger that is not a request.
-    pub fn admit(&mut self, trigger: &Trigger, settings: &Settings) -> Admitted {
+    pub fn admit(&mut self, trigger: &Trigger, settings: &CaptureSettings) -> Admitted {
         let cause = cause(trigger);
         if let Some(running) = &mut self.running {
             let is_missed = trigger.at_ns.saturating_sub(settings.before_ns) < running.begin_ns;
@@ -166,7 +166,7 @@ impl Desk {
     }
 
     /// Begins a capture.
-    pub fn begin(&mut self, id: String, trigger: &Trigger, (begin_ns, end_ns): (i64, i64), settings: &Settings) {
+    pub fn begin(&mut self, id: String, trigger: &Trigger, (begin_ns, end_ns): (i64, i64), settings: &CaptureSettings) {
         let longest_ns = end_ns.max(trigger.at_ns.saturating_add(settings.longest_after_ns()));
         let reasons = vec![(cause(trigger), end_ns)];
         self.running = Some(Running { id, begin_ns, end_ns, longest_ns, joined: Vec::new(), reasons, yields: false });
@@ -253,12 +253,12 @@ impl Desk {
 
     /// The captures to remove so that the rest keeps to its bounds, in order. Never the capture being written, which
     /// counts as one of them, and whose bytes are among the `other_bytes`.
-    pub fn to_remove(&self, settings: &Settings, other_bytes: u64) -> Vec<String> {
+    pub fn to_remove(&self, settings: &CaptureSettings, other_bytes: u64) -> Vec<String> {
         Shares::new(self.listed.values(), settings, other_bytes).removals()
     }
 
     /// Bytes that the file of a capture for this reason may take; `None` if there is no room for it.
-    pub fn room(&self, reason: &str, settings: &Settings, other_bytes: u64) -> Option<u64> {
+    pub fn room(&self, reason: &str, settings: &CaptureSettings, other_bytes: u64) -> Option<u64> {
         Shares::new(self.listed.values(), settings, other_bytes).room(Class::of([reason]))
     }
 }
@@ -284,9 +284,15 @@ mod tests {
     use super::*;
     use highwater_core::clock::SECOND_NS;
 
-    fn settings() -> Settings {
+    fn settings() -> CaptureSettings {
         let (before_ns, after_ns) = (30 * SECOND_NS, 10 * SECOND_NS);
-        Settings { directory: None, before_ns, after_ns, cooldown_ns: 60 * SECOND_NS, ..Settings::default() }
+        CaptureSettings {
+            directory: None,
+            before_ns,
+            after_ns,
+            cooldown_ns: 60 * SECOND_NS,
+            ..CaptureSettings::default()
+        }
     }
 
     fn oom(at_s: i64) -> Trigger {
@@ -294,14 +300,14 @@ mod tests {
         Trigger { reason, at_ns: at_s * SECOND_NS, note: String::new(), owner: Some(Scope::Daemon) }
     }
 
-    fn begin(desk: &mut Desk, trigger: &Trigger) {
+    fn begin(desk: &mut Admission, trigger: &Trigger) {
         let interval = (trigger.at_ns - 30 * SECOND_NS, trigger.at_ns + 10 * SECOND_NS);
         desk.begin("one".into(), trigger, interval, &settings());
     }
 
     #[test]
     fn further_triggers_lengthen_a_capture_up_to_its_limit() {
-        let (mut desk, settings) = (Desk::default(), settings());
+        let (mut desk, settings) = (Admission::default(), settings());
         assert_eq!(desk.admit(&oom(100), &settings), Admitted::Begin);
         begin(&mut desk, &oom(100));
         assert_eq!(desk.admit(&oom(105), &settings), Admitted::Joined);
@@ -325,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_reason_cools_down_and_others_do_not() {
-        let (mut desk, settings) = (Desk::default(), settings());
+        let (mut desk, settings) = (Admission::default(), settings());
         begin(&mut desk, &oom(100));
         desk.end("one");
         assert_eq!(desk.admit(&oom(169), &settings), Admitted::Cooldown);
@@ -335,7 +341,7 @@ mod tests {
 
     #[test]
     fn what_one_owner_does_makes_nobody_else_wait() {
-        let (mut desk, settings) = (Desk::default(), settings());
+        let (mut desk, settings) = (Admission::default(), settings());
         let of = |user: &str, at_s: i64| Trigger { owner: Some(Scope::of(None, Some(user))), ..oom(at_s) };
         begin(&mut desk, &of("666", 100));
         for at_s in 101..200 {
@@ -354,7 +360,7 @@ mod tests {
 
     #[test]
     fn who_lengthens_a_capture_makes_nobody_else_wait() {
-        let (mut desk, settings) = (Desk::default(), settings());
+        let (mut desk, settings) = (Admission::default(), settings());
         let of = |user: &str, at_s: i64| Trigger { owner: Some(Scope::of(None, Some(user))), ..oom(at_s) };
         begin(&mut desk, &of("1", 100));
         (101..160).for_each(|at_s| assert_eq!(desk.admit(&of("666", at_s), &settings), Admitted::Joined));
@@ -373,7 +379,7 @@ mod tests {
 
     #[test]
     fn what_a_capture_that_ends_early_has_not_recorded_is_for_the_next() {
-        let (mut desk, settings) = (Desk::default(), settings());
+        let (mut desk, settings) = (Admission::default(), settings());
         let xid = |at_s| Trigger { reason: Reason::Finding("xid"), ..oom(at_s) };
         begin(&mut desk, &oom(100));
         desk.admit(&oom(101), &settings);
@@ -386,7 +392,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_makes_way_for_what_it_does_not_reach_back_to() {
-        let (mut desk, settings) = (Desk::default(), settings());
+        let (mut desk, settings) = (Admission::default(), settings());
         let asked = Trigger { reason: Reason::Asked, ..oom(100) };
         desk.begin("one".into(), &asked, (100 * SECOND_NS, 400 * SECOND_NS), &settings);
         assert_eq!(desk.admit(&oom(120), &settings), Admitted::Next, "it would have 20 of 30 seconds");
@@ -400,7 +406,7 @@ mod tests {
 
     #[test]
     fn the_last_failures_are_listed_in_one_line_each() {
-        let mut desk = Desk::default();
+        let mut desk = Admission::default();
         for n in 0..20 {
             let (id, reason) = (format!("{n:02}"), "oom".to_owned());
             let (note, begin_unix_nano, end_unix_nano, trouble) = (String::new(), None, None, None);

@@ -17,7 +17,7 @@ pub(super) struct Allowance {
 }
 
 impl Allowance {
-    /// That of a file of so many bytes, which begins to be written at this time of the timeline.
+    /// The allowance of a file of `file_bytes` bytes, whose writing begins at `now_ns` of the timeline.
     pub fn new(file_bytes: u64, now_ns: i64) -> Self {
         Self { file_bytes, begin_ns: now_ns }
     }

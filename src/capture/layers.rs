@@ -8,7 +8,7 @@ use highwater_core::jobs::Profile;
 use highwater_core::phases::RankKey;
 use highwater_engine::intake::Intake;
 use highwater_engine::recording::MOST_RECORDS;
-use highwater_engine::recording::write::File;
+use highwater_engine::recording::write::RecordingWriter;
 use rusqlite::ErrorCode;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -42,7 +42,7 @@ struct Written {
 type Known = (RankKey, Arc<Profile>);
 
 impl Profiles {
-    /// Those of a file of at most so many bytes, of which they take a quarter.
+    /// The profiles of a file of at most `most_bytes` bytes, of which they may take a quarter.
     pub fn new(most_bytes: u64) -> Self {
         let most = usize::try_from(most_bytes / 4 / ROW_BYTES).unwrap_or(usize::MAX).min(MOST_RECORDS);
         Self { written: BTreeMap::new(), next_ns: None, most, lost: 0 }
@@ -50,7 +50,7 @@ impl Profiles {
 
     /// Writes the profiles that are new in a transaction of their own, if it is time or if the capture is at its end. If the
     /// file has no room for them, only they are lost.
-    pub fn write(&mut self, intake: &Intake, file: &File, now_ns: i64, end_ns: i64) -> rusqlite::Result<()> {
+    pub fn write(&mut self, intake: &Intake, file: &RecordingWriter, now_ns: i64, end_ns: i64) -> rusqlite::Result<()> {
         if self.lost > 0 || (self.next_ns.is_some_and(|next_ns| now_ns < next_ns) && now_ns < end_ns) {
             return Ok(());
         }
@@ -78,7 +78,7 @@ impl Profiles {
         self.written.get(who).is_some_and(|written| std::ptr::eq(written.last.as_ptr(), Arc::as_ptr(profile)))
     }
 
-    fn write_each(&mut self, new: &[Known], file: &File) -> rusqlite::Result<()> {
+    fn write_each(&mut self, new: &[Known], file: &RecordingWriter) -> rusqlite::Result<()> {
         let mut left = self.most.saturating_sub(self.written.values().map(|written| written.records).sum());
         for (who, profile) in new {
             let number = i64::try_from(self.written.len()).unwrap_or(i64::MAX);

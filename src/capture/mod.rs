@@ -31,8 +31,8 @@ pub use admission::Refusal;
 pub use directory::Listed;
 pub use profile::Profile;
 pub use recorder::{Recorder, Request};
-pub use settings::{Settings, default_directory};
-pub use stats::{Outcome, Stats};
+pub use settings::{CaptureSettings, default_directory};
+pub use stats::{CaptureStats, Outcome};
 pub use trigger::{Reason, Trigger};
 pub use whole::{Ended, Whole};
 pub use worker::Worker;
@@ -45,7 +45,7 @@ use std::sync::Arc;
 /// no directory. The rings reach back by `retention_ns` at most.
 #[must_use]
 pub fn recorder(
-    settings: &Settings,
+    settings: &CaptureSettings,
     retention_ns: i64,
     known: &Known,
     intake: &Arc<Intake>,

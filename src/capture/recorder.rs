@@ -1,11 +1,11 @@
 //! The handle on the recorder. Any part of the daemon can trigger it, and never waits.
 
-use super::admission::{Admitted, Desk, Refusal};
+use super::admission::{Admission, Admitted, Refusal};
 use super::directory::{self, Listed};
 use super::found::{self, OnBoard};
 use super::id;
-use super::settings::Settings;
-use super::stats::{Outcome, Stats};
+use super::settings::CaptureSettings;
+use super::stats::{CaptureStats, Outcome};
 use super::trigger::{Findings, Reason, Trigger};
 use crate::metrics::{Collect, Families};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
@@ -27,7 +27,7 @@ const MOST_ASKED_AFTER_NS: i64 = 300 * SECOND_NS;
 /// A capture that begins.
 #[derive(Debug)]
 pub(super) struct Start {
-    pub kind: Kind,
+    pub kind: RecordingKind,
     pub id: String,
     pub trigger: Trigger,
     pub begin_ns: i64,
@@ -36,19 +36,19 @@ pub(super) struct Start {
 
 /// What a recording is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RecordingKind {
     /// The seconds around a trigger.
     Capture,
     /// Everything while a command ran, or until it was stopped.
     Recording,
 }
 
-impl Kind {
+impl RecordingKind {
     /// Its word in the file.
     pub fn label(self) -> &'static str {
         match self {
-            Kind::Capture => "capture",
-            Kind::Recording => "recording",
+            RecordingKind::Capture => "capture",
+            RecordingKind::Recording => "recording",
         }
     }
 
@@ -56,8 +56,8 @@ impl Kind {
     /// line of a user's command.
     pub fn mode(self) -> u32 {
         match self {
-            Kind::Capture => 0o644,
-            Kind::Recording => 0o600,
+            RecordingKind::Capture => 0o644,
+            RecordingKind::Recording => 0o600,
         }
     }
 }
@@ -75,13 +75,13 @@ pub struct Request {
 
 /// What the handle and the thread share.
 pub(super) struct Shared {
-    pub settings: Settings,
-    pub stats: Stats,
+    pub settings: CaptureSettings,
+    pub stats: CaptureStats,
     pub slot: Arc<Slot>,
     pub findings: Arc<dyn Findings>,
     /// How far back the rings reach at most, nanoseconds.
     retention_ns: i64,
-    desk: Mutex<Desk>,
+    desk: Mutex<Admission>,
     starts: SyncSender<Option<Start>>,
 }
 
@@ -92,12 +92,16 @@ pub struct Recorder(Option<Arc<Shared>>);
 impl Recorder {
     /// A recorder, and the channel on which its thread receives captures to take. Both are off if the settings name no
     /// directory. The rings reach back by `retention_ns` at most.
-    pub(super) fn new(settings: &Settings, retention_ns: i64, known: &Known) -> (Self, Option<(Arc<Shared>, Starts)>) {
+    pub(super) fn new(
+        settings: &CaptureSettings,
+        retention_ns: i64,
+        known: &Known,
+    ) -> (Self, Option<(Arc<Shared>, Starts)>) {
         if settings.directory.is_none() {
             return (Self(None), None);
         }
         let (settings, (starts, taken)) = (settings.clone(), sync_channel(1));
-        let (slot, stats, desk) = (Arc::clone(&known.slot), Stats::default(), Mutex::default());
+        let (slot, stats, desk) = (Arc::clone(&known.slot), CaptureStats::default(), Mutex::default());
         let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));
         let shared = Arc::new(Shared { settings, stats, slot, findings, retention_ns, desk, starts });
         (Self(Some(Arc::clone(&shared))), Some((shared, taken)))
@@ -195,9 +199,9 @@ impl Recorder {
         directory::path_of_whole(&*folder.ok_or(io::ErrorKind::NotFound)?, &listed.id)
     }
 
-    /// What became of triggers; `None` if the recorder is off.
+    /// Counters of the outcomes of triggers; `None` if the recorder is off.
     #[must_use]
-    pub fn stats(&self) -> Option<&Stats> {
+    pub fn stats(&self) -> Option<&CaptureStats> {
         self.0.as_ref().map(|shared| &shared.stats)
     }
 
@@ -209,7 +213,7 @@ impl Recorder {
 }
 
 impl Shared {
-    pub fn desk(&self) -> MutexGuard<'_, Desk> {
+    pub fn desk(&self) -> MutexGuard<'_, Admission> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -261,7 +265,12 @@ impl Shared {
     }
 
     /// Begins a capture and hands it to the thread.
-    fn begin(&self, desk: &mut Desk, trigger: Trigger, (before_ns, after_ns): (i64, i64)) -> Result<String, Refusal> {
+    fn begin(
+        &self,
+        desk: &mut Admission,
+        trigger: Trigger,
+        (before_ns, after_ns): (i64, i64),
+    ) -> Result<String, Refusal> {
         if let Some(trouble) = &desk.trouble {
             return Err(Refusal::Unavailable(trouble.clone()));
         }
@@ -286,7 +295,7 @@ impl Shared {
             trouble: None,
         };
         desk.begin(id.clone(), &trigger, (begin_ns, end_ns), &self.settings);
-        let start = Start { kind: Kind::Capture, id: id.clone(), trigger, begin_ns, end_ns };
+        let start = Start { kind: RecordingKind::Capture, id: id.clone(), trigger, begin_ns, end_ns };
         if self.starts.try_send(Some(start)).is_err() {
             desk.running = None;
             return Err(Refusal::Ended);

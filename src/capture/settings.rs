@@ -15,7 +15,7 @@ const LONGEST_AFTERS: i64 = 6;
 
 /// How captures are taken and kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct CaptureSettings {
     /// Where they are written; `None` for no captures.
     pub directory: Option<PathBuf>,
     /// Whether everything is recorded, from the begin to the end of this process.
@@ -34,7 +34,7 @@ pub struct Settings {
     pub asks_per_hour: usize,
 }
 
-impl Default for Settings {
+impl Default for CaptureSettings {
     fn default() -> Self {
         Self {
             directory: default_directory(),
@@ -49,7 +49,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl CaptureSettings {
     /// Whether anything is written, so that what it needs of the past must be kept.
     fn is_on(&self) -> bool {
         self.directory.is_some() || self.is_recording

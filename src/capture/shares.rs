@@ -8,7 +8,7 @@
 //! it finds room too.
 
 use super::directory::Listed;
-use super::settings::Settings;
+use super::settings::CaptureSettings;
 use highwater_core::shares::largest;
 use highwater_engine::recording::State;
 
@@ -76,7 +76,7 @@ pub(super) struct Shares<'a> {
 
 impl<'a> Shares<'a> {
     /// `other_bytes` are the bytes in the folder that no finished capture takes.
-    pub fn new(listed: impl Iterator<Item = &'a Listed>, settings: &Settings, other_bytes: u64) -> Self {
+    pub fn new(listed: impl Iterator<Item = &'a Listed>, settings: &CaptureSettings, other_bytes: u64) -> Self {
         let (writing, kept): (Vec<_>, Vec<_>) = listed.partition(|listed| listed.state == State::Writing);
         let newcomer = writing.first().copied();
         let reserved = other_bytes.saturating_sub(newcomer.map_or(0, |listed| listed.bytes));
@@ -190,17 +190,17 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// A folder in which captures are taken one after the other, each of so many bytes.
+    /// A folder in which captures are taken one after the other, each of a given number of bytes.
     #[derive(Default)]
     struct Shelf {
         listed: BTreeMap<String, Listed>,
-        settings: Settings,
+        settings: CaptureSettings,
         taken: usize,
     }
 
     impl Shelf {
         fn of(most_files: usize, most_bytes: u64) -> Self {
-            let settings = Settings { most_files, most_bytes, ..Settings::default() };
+            let settings = CaptureSettings { most_files, most_bytes, ..CaptureSettings::default() };
             Self { settings, ..Self::default() }
         }
 

@@ -1,10 +1,10 @@
-//! Counters of what became of triggers and captures.
+//! Counters of the outcomes of triggers and captures.
 
 use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 highwater_core::labels! {
-    /// What became of a trigger: the values of the label `outcome`. Each has exactly one.
+    /// The outcome of a trigger: the values of the label `outcome`. Each trigger has exactly one.
     pub enum Outcome {
         /// Its capture was written whole.
         Complete = "complete",
@@ -34,13 +34,13 @@ highwater_core::labels! {
 
 /// Counts since the start.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub struct CaptureStats {
     outcomes: [AtomicU64; Outcome::ALL.len()],
     removed: AtomicU64,
     bytes: AtomicU64,
 }
 
-impl Stats {
+impl CaptureStats {
     pub(super) fn count(&self, outcome: Outcome) {
         self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -73,7 +73,7 @@ impl Stats {
 }
 
 /// Exports the counters as metrics of the catalogue.
-impl Collect for Stats {
+impl Collect for CaptureStats {
     fn collect(&self, out: &mut Families) {
         for outcome in Outcome::ALL {
             out.count(&c::CAPTURES, [outcome.label()], Some(self.outcome(outcome)));

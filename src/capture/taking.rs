@@ -17,8 +17,8 @@ use highwater_engine::intake::Intake;
 use highwater_engine::node::Node;
 use highwater_engine::recording::State;
 use highwater_engine::recording::schema::Trouble;
-use highwater_engine::recording::track::Track;
-use highwater_engine::recording::write::{File, FindingRow, KnownRank};
+use highwater_engine::recording::track::TrackWriter;
+use highwater_engine::recording::write::{FindingRow, KnownRank, RecordingWriter};
 use highwater_engine::sample::{Sweep, TickLog, TickStats};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -74,7 +74,7 @@ impl View {
 
 /// A capture that is being taken.
 pub(super) struct Capture {
-    file: File,
+    file: RecordingWriter,
     view: View,
     intake: Arc<Intake>,
     findings: Arc<dyn Findings>,
@@ -82,9 +82,9 @@ pub(super) struct Capture {
     end_ns: i64,
     /// Whether it was ended before its end.
     is_cut: bool,
-    tracks: Vec<Track>,
+    tracks: Vec<TrackWriter>,
     /// The tracks as of the last transaction; `None` before the first.
-    committed: Option<Vec<Track>>,
+    committed: Option<Vec<TrackWriter>>,
     next_tick: u64,
     next_turn: u64,
     next_change: u64,
@@ -115,9 +115,9 @@ impl Capture {
         findings: Arc<dyn Findings>,
     ) -> Result<Self, Trouble> {
         let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
-        let file = File::create(path, (most_bytes, start.kind.mode()), view.clock.unix_shift_ns(), uuids)?;
+        let file = RecordingWriter::create(path, (most_bytes, start.kind.mode()), view.clock.unix_shift_ns(), uuids)?;
         let (begin_ns, end_ns) = (start.begin_ns, start.end_ns);
-        let track = |(gpu, ring): (usize, &ring::Reader)| Track::new(gpu, begin_ns, ring.resolution_ns());
+        let track = |(gpu, ring): (usize, &ring::Reader)| TrackWriter::new(gpu, begin_ns, ring.resolution_ns());
         let allowance = Allowance::new(most_bytes, view.clock.now_ns());
         let capture = Self {
             file,
@@ -300,7 +300,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Writes what became of GPUs up to the end. Of the changes before the begin, only those still in effect at the
+    /// Writes the changes of GPUs up to the end. Of the changes before the begin, only those still in effect at the
     /// begin are written. Changes after the end are left, in case the end moves.
     fn write_changes(&mut self) -> rusqlite::Result<()> {
         let (changes, next) = self.view.changes.since(self.next_change);
@@ -402,7 +402,7 @@ pub(super) fn new_within(log: Option<&TickLog>, next: &mut u64, begin_ns: i64, e
     new
 }
 
-fn write_trigger(file: &File, trigger: &Trigger) -> rusqlite::Result<()> {
+fn write_trigger(file: &RecordingWriter, trigger: &Trigger) -> rusqlite::Result<()> {
     let of = match &trigger.reason {
         Reason::Oom { job, rank } => Some((job, *rank)),
         Reason::Finding(_) | Reason::Asked => None,

@@ -2,10 +2,10 @@
 
 use super::admission::Refusal;
 use super::directory::Directory;
-use super::recorder::{Kind, Start};
+use super::recorder::{RecordingKind, Start};
 use super::taking::{Capture, View};
 use super::trigger::{Findings, Reason, Trigger};
-use super::{Outcome, Recorder, Request, Settings};
+use super::{CaptureSettings, Outcome, Recorder, Request};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::detect::Said;
 use highwater_core::gpu::{Device, Medium};
@@ -115,7 +115,7 @@ impl Rig {
         self.capture_of(64 << 20, path, (begin_ns, end_ns), findings)
     }
 
-    /// One whose file may have so many bytes.
+    /// A capture whose file may have at most `most_bytes` bytes.
     fn capture_of(
         &self,
         most_bytes: u64,
@@ -124,7 +124,7 @@ impl Rig {
         findings: Arc<dyn Findings>,
     ) -> Result<Capture, schema::Trouble> {
         let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into(), owner: None };
-        let start = Start { kind: Kind::Capture, id: "id".into(), trigger, begin_ns, end_ns };
+        let start = Start { kind: RecordingKind::Capture, id: "id".into(), trigger, begin_ns, end_ns };
         Capture::begin(path, most_bytes, &start, View::of(&self.node), Arc::clone(&self.intake), findings)
     }
 
@@ -140,18 +140,18 @@ impl Rig {
     }
 
     /// A recorder over this node, the switch that ends its thread, and the thread.
-    fn recorder(&self, settings: Settings) -> (Recorder, Arc<AtomicBool>, std::thread::JoinHandle<()>) {
+    fn recorder(&self, settings: CaptureSettings) -> (Recorder, Arc<AtomicBool>, std::thread::JoinHandle<()>) {
         let (recorder, worker) = super::recorder(&settings, 600 * SECOND_NS, &self.known, &self.intake);
         let (worker, stop) = (worker.unwrap(), Arc::new(AtomicBool::new(false)));
         let stopped = Arc::clone(&stop);
         (recorder, stop, std::thread::spawn(move || worker.run(&stopped)))
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> CaptureSettings {
         let directory = Some(self.folder.path().join("captures"));
         let (before_ns, after_ns, cooldown_ns) = (SECOND_NS, SECOND_NS / 10, 0);
         let (most_files, most_bytes, asks_per_hour) = (3, 4 << 20, 1_000_000);
-        Settings {
+        CaptureSettings {
             directory,
             before_ns,
             after_ns,
@@ -159,7 +159,7 @@ impl Rig {
             most_files,
             most_bytes,
             asks_per_hour,
-            ..Settings::default()
+            ..CaptureSettings::default()
         }
     }
 
@@ -400,7 +400,7 @@ fn a_profile_that_finds_no_room_is_all_that_is_lost() {
         let path = rig.folder.path().join(format!("{pages}.sqlite"));
         let now_ns = rig.clock.now_ns();
         let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: "why".into(), owner: None };
-        let (kind, id) = (Kind::Capture, "id".into());
+        let (kind, id) = (RecordingKind::Capture, "id".into());
         let start = Start { kind, id, trigger, begin_ns: now_ns - SECOND_NS, end_ns: now_ns };
         let (view, intake) = (View::of(&rig.node), Arc::clone(&rig.intake));
         let begun = Capture::begin(&path, pages * 4_096, &start, view, intake, Arc::new(OneFinding));
@@ -515,7 +515,7 @@ fn captures_beyond_their_number_are_removed_oldest_first() {
 fn bytes_are_bounded_and_a_capture_that_grows_too_large_is_cut_short_and_readable() {
     let mut rig = Rig::new();
     // One capture may take a third of 4 MiB; a changing GPU fills that within a minute.
-    let settings = Settings { after_ns: 300 * SECOND_NS, ..rig.settings() };
+    let settings = CaptureSettings { after_ns: 300 * SECOND_NS, ..rig.settings() };
     let (recorder, stop, thread) = rig.recorder(settings);
     rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
     for round in 1..=3 {
@@ -675,7 +675,7 @@ fn what_cannot_be_looked_at_now_is_no_reason_to_remove_it() {
 #[test]
 fn what_is_asked_for_pushes_out_no_evidence() {
     let mut rig = Rig::new();
-    let (recorder, stop, thread) = rig.recorder(Settings { most_files: 8, ..rig.settings() });
+    let (recorder, stop, thread) = rig.recorder(CaptureSettings { most_files: 8, ..rig.settings() });
     rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
     let seen = recorder.clone();
     for (count, kind) in (1..).zip(["xid", "gpu_lost", "straggler"]) {
@@ -709,7 +709,7 @@ fn a_finding_within_what_was_asked_for_is_evidence_too_after_a_restart() {
     let reasons = vec!["asked".to_owned(), "xid".to_owned()];
     assert_eq!(recorder.find(&id).unwrap().reasons, reasons);
     end(&recorder, &stop, thread);
-    let (recorder, stop, thread) = rig.recorder(Settings { most_files: 4, ..rig.settings() });
+    let (recorder, stop, thread) = rig.recorder(CaptureSettings { most_files: 4, ..rig.settings() });
     rig.until("listed", || recorder.find(&id).is_some_and(|listed| listed.reasons == reasons));
     let seen = recorder.clone();
     for count in 1..=6 {
@@ -746,7 +746,7 @@ fn what_was_asked_for_with_no_past_makes_way_for_a_finding() {
 #[test]
 fn asking_is_limited_and_says_when_to_ask_again() {
     let mut rig = Rig::new();
-    let (recorder, stop, thread) = rig.recorder(Settings { asks_per_hour: 36, ..rig.settings() });
+    let (recorder, stop, thread) = rig.recorder(CaptureSettings { asks_per_hour: 36, ..rig.settings() });
     rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
     let seen = recorder.clone();
     for count in 1..=3 {

@@ -4,7 +4,7 @@
 //! was written stays written: a kill at any moment leaves a file that opens and lacks at most the last second.
 
 use super::found::OnBoard;
-use super::recorder::{Kind, Start};
+use super::recorder::{RecordingKind, Start};
 use super::taking::{Capture, View};
 use super::trigger::{Reason, Trigger};
 use highwater_core::clock::park_for;
@@ -50,7 +50,7 @@ impl Whole {
         let (view, now_ns) = (View::of(&node), node.clock.now_ns());
         let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: note.to_owned(), owner: None };
         let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let start = Start { kind: Kind::Recording, id, trigger, begin_ns: now_ns, end_ns: i64::MAX };
+        let start = Start { kind: RecordingKind::Recording, id, trigger, begin_ns: now_ns, end_ns: i64::MAX };
         let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));
         let capture = Capture::begin(&path, MOST_BYTES, &start, view, Arc::clone(intake), findings);
         let mut capture = capture.map_err(|trouble| about(&path, &trouble))?;

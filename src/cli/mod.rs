@@ -12,7 +12,7 @@ pub mod serve;
 mod terminal;
 mod via;
 
-use crate::config::{Faults, KEYS, Layers, Settings, SourceSpec, load};
+use crate::config::{Faults, KEYS, SettingLayers, Settings, SourceSpec, load};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -184,7 +184,7 @@ fn survive_file_limit() {
     }
 }
 
-/// Writes the log to stderr: what `RUST_LOG` asks for, as `info` or `warn,highwater::sample=debug`, else the default.
+/// Writes the log to stderr: what `RUST_LOG` asks for, as `info` or `warn,highwater_engine::sample=debug`, else the default.
 fn init_log(default: LevelFilter) {
     use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::util::SubscriberInitExt as _;
@@ -213,7 +213,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Common {
-    fn layers(&self) -> Layers {
+    fn layers(&self) -> SettingLayers {
         let mut flags = Vec::new();
         let given = [
             ("listen", "--listen", &self.listen),
@@ -229,13 +229,13 @@ impl Common {
 }
 
 /// A settings file, this process's variables, and flags: a key, its value, and how the flag is called.
-fn layers(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Layers {
+fn layers(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> SettingLayers {
     let text = |text: OsString| text.into_string().ok();
     let environment = std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?)));
     let is_ours =
         |name: &str| name.starts_with("HIGHWATER_") || crate::export::otlp::settings::is_standard_variable(name);
     let environment = environment.filter(|(name, _)| is_ours(name)).collect();
-    Layers { file, environment, flags }
+    SettingLayers { file, environment, flags }
 }
 
 impl Serve {
@@ -251,7 +251,7 @@ impl Serve {
             layers.flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
         }
         let settings = load(&layers)?;
-        // Without a replay they would be ignored, and whoever gave them would not notice.
+        // Without a replay they would be ignored, and the user who gave them would not notice.
         for (flag, is_given) in
             [("--replay-speed", self.replay_speed.is_some()), ("--replay-shift-to-now", self.replay_shift_to_now)]
         {
@@ -276,7 +276,7 @@ impl Probe {
 /// The default settings with only these changes: neither a file nor the environment is read.
 fn settings_of(set: &[(String, String)]) -> anyhow::Result<Settings> {
     let flags = set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))).collect();
-    Ok(load(&Layers { file: None, environment: Default::default(), flags })?)
+    Ok(load(&SettingLayers { file: None, environment: Default::default(), flags })?)
 }
 
 /// The settings, for `serve --help`.

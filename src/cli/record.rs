@@ -4,7 +4,7 @@ use super::serve::{Signals, drive, until_ended};
 use super::{Misuse, duration, key_value, layers, settings_of, terminal};
 use crate::capture::Ended;
 use crate::config::{Settings, SourceSpec, default_socket, load};
-use crate::daemon::{Format, Recording};
+use crate::daemon::{OutputFormat, Recording};
 use anyhow::Context as _;
 use clap::Args;
 use highwater_analysis::report;
@@ -36,7 +36,7 @@ pub(super) struct Flags {
     output: Option<PathBuf>,
     /// The file's format. `ort` has no steps and phases.
     #[arg(long, value_enum, default_value_t)]
-    pub format: Format,
+    pub format: OutputFormat,
     /// Milliseconds from one reading of memory to the next [default: 1, or the setting sampling.period].
     #[arg(short, long, value_name = "MS")]
     interval: Option<f64>,
@@ -59,9 +59,9 @@ impl Flags {
     pub fn output(&self) -> &Path {
         match (&self.output, self.format) {
             (Some(output), _) => output,
-            (None, Format::Sqlite) => Path::new("highwater.sqlite"),
+            (None, OutputFormat::Sqlite) => Path::new("highwater.sqlite"),
             // As that tool calls it.
-            (None, Format::Ort) => Path::new("memory_usage.txt"),
+            (None, OutputFormat::Ort) => Path::new("memory_usage.txt"),
         }
     }
 
@@ -73,7 +73,7 @@ impl Flags {
             ("--config", self.config.is_some()),
             ("--nvml-library", self.nvml_library.is_some()),
             ("--set", !self.set.is_empty()),
-            ("--format ort", self.format == Format::Ort),
+            ("--format ort", self.format == OutputFormat::Ort),
         ];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => {

@@ -8,7 +8,7 @@ use crate::config::Settings;
 use anyhow::{Context as _, bail};
 use highwater_analysis::replay;
 use highwater_core::detect::evaluate::{Score, Truth, score};
-use highwater_core::detect::{Kind, Looked, Severity, Sign};
+use highwater_core::detect::{FindingKind, Looked, Severity, Sign};
 use highwater_engine::files::read_text;
 use highwater_engine::offline;
 use highwater_engine::recording::Options;
@@ -41,7 +41,7 @@ fn share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "is not a share from 0 to 1".to_owned())
 }
 
-type Scores = BTreeMap<Kind, Score>;
+type Scores = BTreeMap<FindingKind, Score>;
 
 impl ReplayEval {
     /// Plays every recording and prints how its findings agree with its truth.
@@ -49,7 +49,7 @@ impl ReplayEval {
         let settings = settings_of(&self.set)?;
         let mut all: BTreeMap<String, Scores> = BTreeMap::new();
         let mut told: BTreeMap<String, Vec<Told>> = BTreeMap::new();
-        let mut looked: BTreeMap<Kind, Looked> = BTreeMap::new();
+        let mut looked: BTreeMap<FindingKind, Looked> = BTreeMap::new();
         for recording in &self.recordings {
             let name = recording.display().to_string();
             let (scores, signs, of_recording) = evaluate(recording, &settings).with_context(|| name.clone())?;
@@ -90,10 +90,10 @@ fn judge(kinds: &Scores, least: f64) -> anyhow::Result<()> {
     if below.is_empty() { Ok(()) } else { bail!("below {least}: {}", below.join(", ")) }
 }
 
-/// What was told of one rank of a job, or of the job, in all of its steps.
+/// What was reported for one rank of a job, or for the job, in all of its steps.
 #[derive(Debug, serde::Serialize)]
 struct Told {
-    finding: Kind,
+    finding: FindingKind,
     severity: Severity,
     rank: Option<u32>,
     /// The first step and its text.
@@ -106,7 +106,7 @@ struct Told {
 
 impl Told {
     fn of(signs: &[(i64, Sign)]) -> Vec<Self> {
-        let mut all: BTreeMap<(Kind, Severity, Option<u32>), Self> = BTreeMap::new();
+        let mut all: BTreeMap<(FindingKind, Severity, Option<u32>), Self> = BTreeMap::new();
         for (_, sign) in signs {
             let (finding, severity, rank) = (sign.kind, sign.severity, sign.subject.rank);
             let told = all.entry((finding, severity, rank)).or_insert_with(|| Self {
@@ -133,14 +133,14 @@ impl Told {
 type Signs = Vec<(i64, Sign)>;
 
 /// In how many steps each kind was looked for.
-type AllLooked = BTreeMap<Kind, Looked>;
+type AllLooked = BTreeMap<FindingKind, Looked>;
 
 fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<(Scores, Signs, AllLooked)> {
     let path = recording.join("truth.json");
     let text = read_text(&path, MOST_TRUTH_BYTES).with_context(|| path.display().to_string())?;
     let truth: Truth = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     let (signs, looked) = signs_of(recording, settings)?;
-    let scores = Kind::ALL.into_iter().map(|kind| (kind, score(kind, &truth, &signs)));
+    let scores = FindingKind::ALL.into_iter().map(|kind| (kind, score(kind, &truth, &signs)));
     Ok((scores.filter(|(_, score)| score.must_find + score.signs > 0).collect(), signs, looked))
 }
 

@@ -2,7 +2,7 @@
 
 use super::record::{Flags, answers, end, note_daemon, note_simulation, show};
 use super::terminal;
-use super::via::{self, Daemon};
+use super::via::{self, RemoteDaemon};
 use crate::config::{Settings, default_socket};
 use crate::daemon::{Recording, Unrecorded};
 use anyhow::Context as _;
@@ -46,7 +46,7 @@ impl Run {
         let ended = match self.record() {
             Ok(ended) => ended,
             Err(Unrecorded::Asked(error)) => return Err(error),
-            // Whoever waits for the command must not go without it because of a limit or a full disk.
+            // A caller that waits for the command must not go without it because of a limit or a full disk.
             Err(Unrecorded::Machine(error) | Unrecorded::Sockets(error)) => {
                 terminal::print_error(format_args!("highwater: the command runs, and is not recorded: {error:#}"));
                 Err(self.become_command())
@@ -93,7 +93,7 @@ impl Run {
         }
         let ended = execute(&mut command, &runtime);
         if ended.is_ok() {
-            // The command's own status is returned all the same: whoever calls this relies on it.
+            // The command's own status is returned all the same: the caller relies on it.
             if let Err(error) = end(recording, self.flags.output()) {
                 terminal::print_error(format_args!("highwater: {error:#}"));
             }
@@ -125,7 +125,7 @@ impl Run {
         self.flags.leave_to_daemon()?;
         let path = self.flags.output();
         anyhow::ensure!(path.symlink_metadata().is_err(), "{}: exists, and is not overwritten", path.display());
-        let daemon = runtime.block_on(Daemon::find(url))?;
+        let daemon = runtime.block_on(RemoteDaemon::find(url))?;
         let mut command = self.command();
         // Where the daemon's socket lies elsewhere, the environment names it.
         if answers(&default_socket()) {

@@ -65,7 +65,7 @@ pub(super) fn print_address(daemon: &Daemon) {
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// `None` if whoever started the process had it ignored, as `nohup` does.
+    /// `None` if the program that started this process had it ignored, as `nohup` does.
     hang_up: Option<Signal>,
 }
 

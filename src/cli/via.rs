@@ -33,14 +33,14 @@ const ASK_EVERY: Duration = Duration::from_millis(200);
 const AFTER_S: f64 = 1.0;
 
 /// A daemon that records.
-pub(super) struct Daemon {
+pub(super) struct RemoteDaemon {
     client: Client<HttpConnector, Full<Bytes>>,
     url: String,
     /// How far back it keeps memory.
     keeps: Duration,
 }
 
-impl Daemon {
+impl RemoteDaemon {
     /// Finds it, and sees that it takes captures.
     pub async fn find(url: &str) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/').to_owned();

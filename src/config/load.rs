@@ -24,7 +24,7 @@ const MOST_FILE_BYTES: u64 = 1 << 20;
 
 /// The sources of settings, on top of the defaults.
 #[derive(Debug, Clone, Default)]
-pub struct Layers {
+pub struct SettingLayers {
     /// A TOML or YAML file.
     pub file: Option<PathBuf>,
     /// `HIGHWATER_*` and `OTEL_*` variables and those of a pod's identity, with their values.
@@ -71,7 +71,7 @@ impl std::error::Error for Faults {}
 ///
 /// # Errors
 /// Every fault of every layer.
-pub fn load(layers: &Layers) -> Result<Settings, Faults> {
+pub fn load(layers: &SettingLayers) -> Result<Settings, Faults> {
     let text = layers.file.as_deref().map(read).transpose().map_err(|fault| Faults(vec![fault]))?;
     let merged = merge(layers, text.as_deref()).map_err(|fault| Faults(vec![fault]))?;
     let mut faults = unknown_variables(layers);
@@ -140,7 +140,7 @@ fn check_yaml(path: &Path, text: &str) -> Result<(), Fault> {
     yaml::refusal(text).map_or(Ok(()), |refused| Err(fault(refused)))
 }
 
-fn merge(layers: &Layers, text: Option<&str>) -> Result<Vec<(String, Value)>, Fault> {
+fn merge(layers: &SettingLayers, text: Option<&str>) -> Result<Vec<(String, Value)>, Fault> {
     let mut builder = Config::builder();
     if let (Some(path), Some(text)) = (&layers.file, text) {
         let format = if is_yaml(path) { FileFormat::Yaml } else { FileFormat::Toml };
@@ -179,12 +179,12 @@ impl Source for Given {
     }
 }
 
-fn environment(layers: &Layers) -> Vec<(String, String)> {
+fn environment(layers: &SettingLayers) -> Vec<(String, String)> {
     let value = |variable: &str| layers.environment.iter().find(|(name, _)| name == variable).map(|(_, value)| value);
     KEYS.iter().filter_map(|key| Some((key.name.to_owned(), value(&key.variable())?.clone()))).collect()
 }
 
-fn unknown_variables(layers: &Layers) -> Vec<Fault> {
+fn unknown_variables(layers: &SettingLayers) -> Vec<Fault> {
     let known = |name: &str| KEYS.iter().any(|key| key.variable() == name) || OTHER_VARIABLES.contains(&name);
     let unknown = layers.environment.iter().filter(|(name, _)| name.starts_with("HIGHWATER_") && !known(name));
     let fault = |name: &String| Fault {
@@ -205,7 +205,7 @@ fn flatten(prefix: &str, table: Map<String, Value>, leaves: &mut Vec<(String, Va
     }
 }
 
-fn place_of(key: &str, value: &Value, layers: &Layers, text: Option<&str>) -> String {
+fn place_of(key: &str, value: &Value, layers: &SettingLayers, text: Option<&str>) -> String {
     let flag = layers.flags.iter().rev().find(|(flagged, _, _)| flagged == key);
     if let (Some("flag"), Some((_, _, flag))) = (value.origin(), flag) {
         return flag.clone();

@@ -3,7 +3,7 @@
 //! Each row is a bound of the code, taken from where it is kept, with its highest cost. Two rows are measured: the
 //! daemon at rest with NVML (docs/performance.md), and making an exposition.
 
-use super::listeners::{HEALTH_PLACES, PLACES};
+use super::listeners::{HEALTH_SLOTS, SLOTS};
 use crate::config::Settings;
 use crate::metrics::MOST_LAYERS;
 use crate::web::{answers, serve};
@@ -80,7 +80,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("processes of senders", MOST_PROCESSES * (3 * MOST_BYTES + 512) + MOST_UNLINKED * 160),
         ("reads of processes", MOST_READERS * reads),
         ("events of HTTP bodies that are still arriving", MOST_BATCHED_BYTES),
-        ("HTTP connections", (PLACES.0 + HEALTH_PLACES.0) * connection),
+        ("HTTP connections", (SLOTS.0 + HEALTH_SLOTS.0) * connection),
         (
             "senders' connections and processes, receive buffers",
             (limits.connections + limits.processes) * 512 + 2 * MOST_DATAGRAM_BYTES,
@@ -116,7 +116,7 @@ fn chart_limit() -> usize {
 #[allow(clippy::cast_precision_loss, reason = "mebibytes to a tenth")]
 fn all_that_can_be_kept_fits_the_charts_limit() {
     let settings = Settings {
-        captures: crate::capture::Settings { directory: Some("/x".into()), ..Default::default() },
+        captures: crate::capture::CaptureSettings { directory: Some("/x".into()), ..Default::default() },
         ..Settings::default()
     };
     let (bounds, mib) = (bounds(&settings), |bytes: usize| bytes as f64 / MIB as f64);

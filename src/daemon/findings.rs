@@ -2,10 +2,10 @@
 
 use crate::sim::{Scenario, Sim};
 use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
-use highwater_core::detect::{Certainty, Detect, Kind, Settings, Severity, Sign};
+use highwater_core::detect::{Certainty, Detect, FindingKind, Settings, Severity, Sign};
 use highwater_core::jobs::{Limits, Sender};
 use highwater_core::ring;
-use highwater_core::source::{Event, Source};
+use highwater_core::source::{DriverEvent, Source};
 use highwater_core::wire::{Annotation, EventType};
 use highwater_engine::intake::{Intake, due};
 use highwater_engine::node::{Node, Periods};
@@ -85,7 +85,7 @@ pub(super) fn lanes(node: &Node, now_ns: i64) {
             gpu.set_health(highwater_core::gpu::Health::Up);
         }
     }
-    while let Ok(Some(Event::Xid { gpu, xid })) = node.source.wait_event(Duration::ZERO) {
+    while let Ok(Some(DriverEvent::Xid { gpu, xid })) = node.source.wait_event(Duration::ZERO) {
         node.gpus[gpu].set_xids([(xid, highwater_core::gpu::Xid { count: 1, last_ns: now_ns })].into());
     }
 }
@@ -107,12 +107,12 @@ fn steps(said_in_order: &[Annotation]) -> Vec<(String, u32, u64, i64, i64)> {
 }
 
 impl Played {
-    fn of(&self, kind: Kind) -> impl Iterator<Item = &(i64, Sign)> {
+    fn of(&self, kind: FindingKind) -> impl Iterator<Item = &(i64, Sign)> {
         self.seen.iter().filter(move |(_, sign)| sign.kind == kind)
     }
 
     /// The first sign of a kind, with its time.
-    fn first(&self, kind: Kind) -> &(i64, Sign) {
+    fn first(&self, kind: FindingKind) -> &(i64, Sign) {
         self.of(kind).next().unwrap_or_else(|| panic!("no {}", kind.label()))
     }
 
@@ -140,7 +140,7 @@ impl Played {
 }
 
 /// Prints the delay, for the table of docs/findings.md (`cargo test --lib daemon::findings -- --nocapture`).
-fn assert_in_time(kind: Kind, onset_ns: i64, seen_ns: i64, step_ns: i64) {
+fn assert_in_time(kind: FindingKind, onset_ns: i64, seen_ns: i64, step_ns: i64) {
     let delay_ns = seen_ns - onset_ns;
     println!(
         "{:>17}: {:>4} ms after its onset (a step takes {} ms)",
@@ -173,21 +173,21 @@ fn a_healthy_job_has_nothing() {
 #[test]
 fn near_oom_is_reported_with_its_cause_and_who_waits() {
     let played = play(&training("[jobs.near_oom]\noffset = \"12 s\"\nfor = \"5 s\"\nfree = \"200 MiB\""), 40);
-    let (seen_ns, thrash) = played.first(Kind::AllocatorThrash);
+    let (seen_ns, thrash) = played.first(FindingKind::AllocatorThrash);
     let (number, begin_ns, end_ns) = played.step_at(0, thrash.begin_ns - START_NS);
     assert_eq!((thrash.certainty, thrash.step, thrash.subject.rank), (Certainty::Confirmed, Some(number), Some(0)));
     assert!(begin_ns >= 12 * SECOND_NS);
-    assert_in_time(Kind::AllocatorThrash, thrash.begin_ns - START_NS, *seen_ns, end_ns - begin_ns);
+    assert_in_time(FindingKind::AllocatorThrash, thrash.begin_ns - START_NS, *seen_ns, end_ns - begin_ns);
 
-    let (seen_ns, headroom) = played.first(Kind::LowHeadroom);
+    let (seen_ns, headroom) = played.first(FindingKind::LowHeadroom);
     let onset_ns = played.first_below(0, Settings::default().headroom_bytes, 10 * SECOND_NS);
-    assert_in_time(Kind::LowHeadroom, onset_ns, *seen_ns, end_ns - begin_ns);
+    assert_in_time(FindingKind::LowHeadroom, onset_ns, *seen_ns, end_ns - begin_ns);
     assert_eq!((headroom.subject.gpu, headroom.subject.rank), (Some(0), Some(0)));
 
-    let (seen_ns, starved) = played.first(Kind::CommStarvation);
+    let (seen_ns, starved) = played.first(FindingKind::CommStarvation);
     let (_, begin_ns, end_ns) = played.step_at(1, starved.begin_ns - START_NS);
     // A collective is slow only once it has lasted longer than it should, which is known at the end of its step.
-    assert_in_time(Kind::CommStarvation, end_ns, *seen_ns, end_ns - begin_ns);
+    assert_in_time(FindingKind::CommStarvation, end_ns, *seen_ns, end_ns - begin_ns);
     let (gpu, rank) = (starved.subject.gpu, starved.subject.rank);
     assert_eq!((gpu, rank, &starved.waiting_ranks), (Some(0), Some(0), &vec![1]), "rank 0 is short, rank 1 waits");
     assert!(starved.text.what.starts_with("Rank 0 of train flushed"), "{}", starved.text.what);
@@ -201,11 +201,11 @@ fn near_oom_is_reported_with_its_cause_and_who_waits() {
 #[test]
 fn a_data_loader_that_stalls_every_step_is_found() {
     let played = play(&training("data_stall = { every_steps = 1, duration = \"600 ms\" }"), 20);
-    let (seen_ns, stall) = played.first(Kind::InputStall);
+    let (seen_ns, stall) = played.first(FindingKind::InputStall);
     // Warm-up is not judged: the stall counts from the first step after it.
     let first = played.steps.iter().find(|step| step.1 == 0 && step.2 == 3).expect("a fourth step");
     // One late batch is not a stall: the detector waits for a second one, and for the turn after.
-    assert_in_time(Kind::InputStall, first.4, *seen_ns, first.4 - first.3 + TURN_NS);
+    assert_in_time(FindingKind::InputStall, first.4, *seen_ns, first.4 - first.3 + TURN_NS);
     assert_eq!(stall.certainty, Certainty::Observed);
     assert_eq!(played.kinds(), ["input_stall"]);
 }
@@ -219,7 +219,7 @@ fn now_and_then_one_slow_batch_is_no_stall() {
 #[test]
 fn a_leak_is_reported_with_the_time_at_which_memory_is_full() {
     let played = play(&training("leak_per_step = \"128 MiB\""), 60);
-    let (seen_ns, growth) = played.first(Kind::MemoryGrowth);
+    let (seen_ns, growth) = played.first(FindingKind::MemoryGrowth);
     let full_in = growth.evidence.iter().find(|one| one.name == "full_in_seconds").expect("a forecast").value;
     let usable_bytes = played.source.devices()[0].usable_bytes().expect("known");
     let peak = growth.evidence.iter().find(|one| one.name == "peak_bytes").expect("a peak").value;
@@ -237,14 +237,14 @@ fn a_lost_gpu_and_its_xid_are_reported_at_once() {
     let scenario =
         training("[[xids]]\ngpu = 1\nat = \"5 s\"\nxid = 79\n\n[[lost]]\ngpu = 1\nat = \"5 s\"\nfor = \"3 s\"");
     let played = play(&scenario, 12);
-    let (seen_ns, lost) = played.first(Kind::GpuLost);
-    assert_in_time(Kind::GpuLost, 5 * SECOND_NS, *seen_ns, 0);
+    let (seen_ns, lost) = played.first(FindingKind::GpuLost);
+    assert_in_time(FindingKind::GpuLost, 5 * SECOND_NS, *seen_ns, 0);
     assert_eq!((lost.severity, lost.subject.gpu), (Severity::Critical, Some(1)));
-    let (seen_ns, xid) = played.first(Kind::Xid);
-    assert_in_time(Kind::Xid, 5 * SECOND_NS, *seen_ns, 0);
+    let (seen_ns, xid) = played.first(FindingKind::Xid);
+    assert_in_time(FindingKind::Xid, 5 * SECOND_NS, *seen_ns, 0);
     assert!(xid.text.what.contains("fallen off the bus"), "{}", xid.text.what);
     let still: Vec<_> = played.detect.board().active().map(|finding| finding.sign.kind).collect();
-    assert_eq!(still, [Kind::Xid], "the GPU came back; the XID is remembered");
+    assert_eq!(still, [FindingKind::Xid], "the GPU came back; the XID is remembered");
 }
 
 #[test]
@@ -253,9 +253,13 @@ fn memory_that_is_held_with_nothing_running_is_idle() {
     let settings = Settings { idle_after_ns: 2 * SECOND_NS, ..Settings::default() };
     let held = "[[gpus]]\ncount = 1\n\n[[jobs]]\nname = \"asleep\"\nranks = [0]\nbase = \"40 GiB\"\nphases = [{ name = \"wait\", duration = \"10 s\" }]";
     let played = play_with(held, 8, settings.clone());
-    let (_, idle) = played.first(Kind::IdleGpu);
+    let (_, idle) = played.first(FindingKind::IdleGpu);
     assert_eq!((idle.severity, idle.subject.gpu), (Severity::Info, Some(0)));
-    assert_eq!(play_with(&scenario, 8, settings).of(Kind::IdleGpu).count(), 0, "a job that has ended holds nothing");
+    assert_eq!(
+        play_with(&scenario, 8, settings).of(FindingKind::IdleGpu).count(),
+        0,
+        "a job that has ended holds nothing"
+    );
 }
 
 #[test]
@@ -307,7 +311,7 @@ fn of_pipeline(keys: &str) -> (Vec<&'static str>, Vec<u32>) {
     let (mut kinds, mut accused) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
     for (_, sign) in &played.seen {
         kinds.insert(sign.kind.label());
-        accused.extend(sign.subject.rank.filter(|_| sign.kind == Kind::Straggler));
+        accused.extend(sign.subject.rank.filter(|_| sign.kind == FindingKind::Straggler));
     }
     (kinds.into_iter().collect(), accused.into_iter().collect())
 }

@@ -6,7 +6,7 @@
 use super::{HTTP_DRAIN, spawn};
 use crate::config::Settings;
 use crate::web::annotations::Access;
-use crate::web::counts::{Listener, Stats};
+use crate::web::counts::{HttpStats, Listener};
 use crate::web::gate::{Gate, Refusals};
 use crate::web::guard::Guard;
 use crate::web::serve::{Server, TAKE_PATIENCE, listen};
@@ -20,9 +20,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// The connection limit of each listener, and the inverse of the share of all file descriptors that it may use.
-pub(super) const PLACES: (usize, u64) = (256, 4);
+pub(super) const SLOTS: (usize, u64) = (256, 4);
 const ANNOTATIONS_PLACES: (usize, u64) = (128, 8);
-pub(super) const HEALTH_PLACES: (usize, u64) = (32, 16);
+pub(super) const HEALTH_SLOTS: (usize, u64) = (32, 16);
 
 /// Listeners that are bound but do not serve yet.
 pub(super) struct Listeners {
@@ -42,7 +42,7 @@ pub(super) struct Servers {
 impl Listeners {
     /// Opens every listener.
     pub(super) fn open(settings: &Settings, access: Access) -> anyhow::Result<Self> {
-        let stats = Arc::<Stats>::default();
+        let stats = Arc::<HttpStats>::default();
         let guard = guard(settings, &stats)?;
         let hosts = settings.web_hosts.clone();
         let optional = |setting, address: Option<_>| address.map(|address| open(setting, address)).transpose();
@@ -69,16 +69,16 @@ impl Listeners {
         let descriptors = descriptors::raise();
         let (stop, stopping) = watch::channel(());
         let server = |name, listener, routes, (most, share)| {
-            let places = descriptors::places(descriptors, most, share);
+            let slots = descriptors::places(descriptors, most, share);
             let guard = self.gate.guard.clone().filter(|_| name != Listener::Health);
-            Server { name, listener, routes, places, stats: Arc::clone(&self.gate.stats), guard }
+            Server { name, listener, routes, slots, stats: Arc::clone(&self.gate.stats), guard }
         };
         if let Some(listener) = self.health {
-            let health = server(Listener::Health, listener, web::probes(site.clone()), HEALTH_PLACES);
+            let health = server(Listener::Health, listener, web::probes(site.clone()), HEALTH_SLOTS);
             threads.push(spawn_health(health, stopping.clone())?);
         }
         let routes = web::router(site.clone(), Arc::clone(&self.gate), self.annotations.is_none());
-        let mut servers = vec![server(Listener::Http, self.http, routes, PLACES)];
+        let mut servers = vec![server(Listener::Http, self.http, routes, SLOTS)];
         if let Some(listener) = self.annotations {
             tracing::info!(address = %listener.local_addr()?, "taking annotations over TCP");
             let routes = web::annotations(site, Arc::clone(&self.gate));
@@ -109,7 +109,7 @@ impl Servers {
 }
 
 /// Reads the web configuration file, if there is one.
-pub(super) fn guard(settings: &Settings, stats: &Arc<Stats>) -> anyhow::Result<Option<Arc<Guard>>> {
+pub(super) fn guard(settings: &Settings, stats: &Arc<HttpStats>) -> anyhow::Result<Option<Arc<Guard>>> {
     settings.web_config_file.as_deref().map(|path| Guard::open(path, Arc::clone(stats))).transpose()
 }
 

@@ -305,7 +305,7 @@ fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyh
     roll.units().on_parting(Box::new(move |number| {
         let Some(roll) = weak.upgrade() else { return false };
         let mut apart = apart.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock: whoever ends the node sets this and then takes the threads.
+        // Under the lock: the thread that ends the node sets this and then takes the threads.
         if stop.load(Ordering::Relaxed) {
             return false;
         }

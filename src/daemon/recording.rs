@@ -37,7 +37,7 @@ pub struct Recording {
 
 /// The format of the file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// A SQLite database with everything.
     #[default]
     Sqlite,
@@ -72,7 +72,7 @@ impl Recording {
     /// # Errors
     /// The scenario cannot be read, a socket cannot be bound, the source cannot be opened, or the file cannot be
     /// written or exists.
-    pub fn start(mut settings: Settings, path: &Path, format: Format, note: &str) -> Result<Self, Unrecorded> {
+    pub fn start(mut settings: Settings, path: &Path, format: OutputFormat, note: &str) -> Result<Self, Unrecorded> {
         let path = free(path).map_err(Unrecorded::Asked)?;
         settings.captures.directory = None;
         settings.captures.is_recording = true;
@@ -96,18 +96,18 @@ impl Recording {
     fn begin(
         readers: &Readers,
         path: PathBuf,
-        format: Format,
+        format: OutputFormat,
         note: &str,
     ) -> anyhow::Result<(Writer, Arc<AtomicBool>)> {
         let stop_writer = Arc::new(AtomicBool::new(false));
         let (stopped, known) = (Arc::clone(&stop_writer), &readers.shared.known);
         let thread = std::thread::Builder::new().name("hw-record".to_owned());
         let writer = match format {
-            Format::Sqlite => {
+            OutputFormat::Sqlite => {
                 let whole = Whole::begin(path, note, known, &readers.shared.intake)?;
                 thread.spawn(move || whole.run(&stopped))
             }
-            Format::Ort => {
+            OutputFormat::Ort => {
                 let profile = Profile::begin(path, known)?;
                 thread.spawn(move || profile.run(&stopped))
             }

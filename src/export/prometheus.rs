@@ -18,7 +18,7 @@ mod series;
 #[cfg(test)]
 mod tests;
 
-use crate::metrics::catalogue::{Kind, Metric};
+use crate::metrics::catalogue::{Metric, MetricKind};
 use crate::metrics::{Families, Family, Sample, Value};
 use highwater_core::histogram::BOUNDS_TO_A_COARSE_ONE;
 use prometheus::proto::{self, MetricType};
@@ -101,9 +101,9 @@ fn bucket_step(family: &Family) -> usize {
 /// A family as the crate takes it.
 fn message(metric: &Metric, values: Vec<proto::Metric>) -> proto::MetricFamily {
     let kind = match metric.kind {
-        Kind::Gauge => MetricType::GAUGE,
-        Kind::Counter => MetricType::COUNTER,
-        Kind::Histogram => MetricType::HISTOGRAM,
+        MetricKind::Gauge => MetricType::GAUGE,
+        MetricKind::Counter => MetricType::COUNTER,
+        MetricKind::Histogram => MetricType::HISTOGRAM,
     };
     let mut family = proto::MetricFamily::default();
     family.set_name(metric.name.to_owned());
@@ -114,9 +114,9 @@ fn message(metric: &Metric, values: Vec<proto::Metric>) -> proto::MetricFamily {
 }
 
 /// A value without labels as the crate takes it.
-fn single(kind: Kind, value: f64) -> proto::Metric {
+fn single(kind: MetricKind, value: f64) -> proto::Metric {
     let mut metric = proto::Metric::default();
-    if kind == Kind::Counter {
+    if kind == MetricKind::Counter {
         let mut counter = proto::Counter::default();
         counter.set_value(value);
         metric.set_counter(counter);

@@ -3,7 +3,7 @@
 use super::folder::Folder;
 use super::import::import;
 use highwater_analysis::advise::recompute::{Dims, Offer, choose};
-use highwater_analysis::advise::{Choice, checkpoints, recompute};
+use highwater_analysis::advise::{ProfileChoice, checkpoints, recompute};
 use highwater_analysis::kineto;
 use std::fs;
 
@@ -19,7 +19,7 @@ pub fn framework(data: &[u8]) {
         0 => FOLDER.with(|folder| {
             let path = folder.file("layers");
             fs::write(&path, data).expect("written");
-            let Ok((layers, _)) = highwater_analysis::advise::read(&path, &Choice::default()) else { return };
+            let Ok((layers, _)) = highwater_analysis::advise::read(&path, &ProfileChoice::default()) else { return };
             for (most, skipped) in [(0, 0), (1, 0), (3, 1), (4_096, 0)] {
                 if let Ok(advice) = checkpoints(&layers, most, skipped) {
                     assert_eq!(advice.segments.len(), advice.split_modules.len() + 1, "each part begins somewhere");

@@ -61,7 +61,7 @@ fn routes() -> Router {
     let clock = Arc::new(Manual::at(world::END_NS));
     let intake = Arc::new(world::intake(&clock));
     let (known, recorder) = (Known::of(&world::node(), intake.ledger()), crate::capture::Recorder::default());
-    let stats = Arc::<web::counts::Stats>::default();
+    let stats = Arc::<web::counts::HttpStats>::default();
     let (hosts, refusals) = (Hosts::default(), Refusals::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };
     let snapshots = Snapshots { known, processes: false, parts: vec![Arc::clone(&intake) as _, stats] };

@@ -4,7 +4,7 @@ use super::folder::Folder;
 use super::parts;
 use super::recording::show;
 use super::replay::play;
-use crate::config::{Layers, Settings, load};
+use crate::config::{SettingLayers, Settings, load};
 use highwater_analysis::replay;
 use highwater_analysis::report::{Report, Room};
 use highwater_core::fuzzing::Numbers;
@@ -45,7 +45,7 @@ pub fn import(data: &[u8]) {
 
 fn begun() -> (Folder, Settings) {
     let folder = Folder::make("import").expect("a folder for temporary files");
-    let layers = Layers { file: None, environment: Default::default(), flags: Vec::new() };
+    let layers = SettingLayers { file: None, environment: Default::default(), flags: Vec::new() };
     (folder, load(&layers).expect("the defaults are good"))
 }
 

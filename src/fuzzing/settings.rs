@@ -2,7 +2,7 @@
 
 use super::folder::Folder;
 use super::parts;
-use crate::config::{Layers, load};
+use crate::config::{SettingLayers, load};
 use std::fs;
 
 /// Reads settings from the parts of the input: a file, which is YAML if it begins with `---`, lines of `NAME=VALUE` as
@@ -17,7 +17,7 @@ pub fn settings(data: &[u8]) {
     let environment = parts.next().map(pairs).unwrap_or_default();
     let flag = |(key, value): (String, String)| (key.clone(), value, format!("--{key}"));
     let flags = parts.next().map(pairs).unwrap_or_default().into_iter().map(flag).collect();
-    match load(&Layers { file: Some(file), environment, flags }) {
+    match load(&SettingLayers { file: Some(file), environment, flags }) {
         Ok(settings) => drop(settings),
         Err(faults) => assert!(!faults.0.is_empty() && !faults.to_string().is_empty(), "a fault says what it is"),
     }

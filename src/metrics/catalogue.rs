@@ -2,7 +2,7 @@
 
 /// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// A value that rises and falls.
     Gauge,
     /// A total that only rises until the daemon or the driver restarts.
@@ -17,7 +17,7 @@ pub struct Metric {
     /// Full Prometheus name.
     pub name: &'static str,
     /// Gauge, counter or histogram.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Names of its labels, in the order of each sample's values.
     pub labels: &'static [&'static str],
     /// What it measures, where the value comes from, and how often it changes.
@@ -31,7 +31,7 @@ macro_rules! metrics {
         $(
             #[doc = $help]
             pub static $id: Metric =
-                Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help, place: Place::$id as usize };
+                Metric { name: $name, kind: MetricKind::$kind, labels: &[$($label),*], help: $help, place: Place::$id as usize };
         )*
         #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "the names of the metrics")]
         enum Place { $($id),* }
@@ -281,7 +281,7 @@ mod tests {
         let mut seen = HashSet::new();
         for metric in ALL {
             assert!(seen.insert(metric.name), "{} is declared twice", metric.name);
-            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert_eq!(metric.kind == MetricKind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
             assert!(metric.help.ends_with('.') && metric.help.len() > 10, "{}", metric.name);
             assert!(metric.name.starts_with("highwater_") || metric.name.starts_with("process_"), "{}", metric.name);
         }

@@ -24,8 +24,8 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// All samples of this moment, for a reader whose name tells it from others: findings stay until every reader has had
-    /// time to read them.
+    /// All samples of this moment, for a reader with a name that no other reader has. Findings stay until every reader has
+    /// had time to read them.
     #[must_use]
     pub fn collect_for(&self, reader: &str) -> Families {
         let node = self.known.slot.node();

@@ -151,7 +151,7 @@ mod tests {
     use crate::sim::{Scenario, Sim};
     use highwater_core::clock::Manual;
     use highwater_core::jobs::{Limits, Resource, Sender};
-    use highwater_core::phases::{Attributed, Block};
+    use highwater_core::phases::{Attributed, TrailBlock};
     use highwater_core::source::Source as _;
     use highwater_engine::intake::Intake;
 
@@ -199,7 +199,7 @@ mod tests {
         // What has ended, and when: as long a history as without layers.
         let history = |intake: &Intake| {
             let log = intake.ledger().ended();
-            let spans = |block: &Arc<Block>| block.spans().count();
+            let spans = |block: &Arc<TrailBlock>| block.spans().count();
             let spans: usize = log.trail.blocks(i64::MIN, i64::MAX).iter().map(spans).sum();
             (log.phases.count(), log.phases.since(0).0.len(), log.layers.count(), spans, intake.jobs().marks().count())
         };

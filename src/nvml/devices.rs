@@ -5,7 +5,7 @@
 
 use super::errors::Code;
 use super::progress::Progress;
-use super::raw::{Handle, MemoryVersion, Raw};
+use super::raw::{Handle, MemoryVersion, RawFunctions};
 use super::unit::{Instance, Unit};
 use highwater_core::gpu::Device;
 use highwater_core::source::Skipped;
@@ -25,7 +25,7 @@ pub(super) struct Found {
 /// Opens one GPU, with its MIG instances.
 pub(super) fn open(
     library: &Library,
-    raw: &Raw,
+    raw: &RawFunctions,
     index: u32,
     driver_version: Option<&str>,
     progress: &Progress,
@@ -52,7 +52,7 @@ impl Found {
 
 struct Finder<'a> {
     library: &'a Library,
-    raw: &'a Raw,
+    raw: &'a RawFunctions,
     driver_version: Option<&'a str>,
     progress: &'a Progress,
     found: Found,

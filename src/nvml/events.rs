@@ -1,13 +1,13 @@
 //! Events that the driver reports: XID errors of all GPUs, through one event set.
 //!
-//! Enters: the units. Leaves: [`Event`]s with the position of their GPU or MIG instance. Invariants: one thread waits
+//! Enters: the units. Leaves: [`DriverEvent`]s with the position of their GPU or MIG instance. Invariants: one thread waits
 //! at a time; the set is freed before NVML is shut down. Absent on purpose: ECC and clock events, which the slow and
 //! medium lanes already read as counters.
 
 use super::errors::Code;
 use super::raw::{Handle, found};
 use super::unit::Unit;
-use highwater_core::source::{Error, Event};
+use highwater_core::source::{DriverEvent, Error};
 use nvml_wrapper_sys::bindings as sys;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -62,7 +62,7 @@ impl Events {
 
     /// Waits for the next XID error. A failure takes the whole timeout, so that a caller that retries at once does not
     /// spin.
-    pub(super) fn wait(&self, units: &[Unit], timeout: Duration) -> Result<Option<Event>, Error> {
+    pub(super) fn wait(&self, units: &[Unit], timeout: Duration) -> Result<Option<DriverEvent>, Error> {
         let begin = Instant::now();
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         let again: Vec<usize> = whole_gpus(units).filter(|gpu| units[*gpu].take_registers_again()).collect();
@@ -167,13 +167,16 @@ impl Drop for Events {
     }
 }
 
-fn event(units: &[Unit], data: &sys::nvmlEventData_t) -> Option<Result<Event, Error>> {
+fn event(units: &[Unit], data: &sys::nvmlEventData_t) -> Option<Result<DriverEvent, Error>> {
     if data.eventType & XID == 0 {
         return None;
     }
     let xid = data.eventData;
     let gpu = position(units, Handle(data.device), data.gpuInstanceId, data.computeInstanceId);
-    Some(gpu.map(|gpu| Event::Xid { gpu, xid }).ok_or_else(|| Error::Failed(format!("XID {xid} of an unlisted GPU"))))
+    Some(
+        gpu.map(|gpu| DriverEvent::Xid { gpu, xid })
+            .ok_or_else(|| Error::Failed(format!("XID {xid} of an unlisted GPU"))),
+    )
 }
 
 /// The MIG instance if the event names one, otherwise the GPU. An id that does not apply is all ones.

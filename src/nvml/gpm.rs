@@ -1,6 +1,6 @@
 //! GPM, NVML's performance counters of Hopper and newer: two samples, and the rates between them.
 //!
-//! Enters: a [`Handle`], or two [`Sample`]s. Leaves: rates as NVML returns them, or its [`Code`]. Invariants: a sample
+//! Enters: a [`Handle`], or two [`GpmSample`]s. Leaves: rates as NVML returns them, or its [`Code`]. Invariants: a sample
 //! is NVML's own memory, freed once and before the library is unloaded, since everything that holds one belongs to
 //! [`Nvml`](super::Nvml), which drops its library last; only a finite number of at least 0 is accepted as a value.
 //! Absent on purpose: sums over time, which [`pcie`](super::pcie) keeps, and MIG instances.
@@ -34,15 +34,15 @@ pub(super) struct Gpm {
 
 /// The counters of one GPU at one moment.
 #[derive(Debug)]
-pub(super) struct Sample {
+pub(super) struct GpmSample {
     sample: sys::nvmlGpmSample_t,
     free: Free,
 }
 
 // SAFETY: NVML allows a sample to be used from any thread, one at a time. It is not `Sync`.
-unsafe impl Send for Sample {}
+unsafe impl Send for GpmSample {}
 
-impl Drop for Sample {
+impl Drop for GpmSample {
     fn drop(&mut self) {
         // SAFETY: the sample is NVML's own and is freed once. Nothing can be done about a failure.
         let _ = unsafe { (self.free)(self.sample) };
@@ -70,28 +70,28 @@ impl Gpm {
     }
 
     /// A sample that holds nothing yet.
-    pub(super) fn allocate(&self) -> Result<Sample, Code> {
+    pub(super) fn allocate(&self) -> Result<GpmSample, Code> {
         let mut sample = std::ptr::null_mut();
         // SAFETY: NVML is initialized, and `sample` outlives the call.
         Code::check(unsafe { (self.allocate)(&raw mut sample) })?;
-        Ok(Sample { sample, free: self.free })
+        Ok(GpmSample { sample, free: self.free })
     }
 
     /// Reads the counters of this moment into a sample.
-    pub(super) fn fill(&self, handle: Handle, sample: &mut Sample) -> Result<(), Code> {
+    pub(super) fn fill(&self, handle: Handle, sample: &mut GpmSample) -> Result<(), Code> {
         // SAFETY: the handle and the sample are NVML's own, and `&mut` keeps other users from the sample meanwhile.
         Code::check(unsafe { (self.fill)(handle.0, sample.sample) })
     }
 
     /// A sample of this moment.
-    pub(super) fn sample(&self, handle: Handle) -> Result<Sample, Code> {
+    pub(super) fn sample(&self, handle: Handle) -> Result<GpmSample, Code> {
         let mut sample = self.allocate()?;
         self.fill(handle, &mut sample)?;
         Ok(sample)
     }
 
     /// PCIe rates between two samples of one GPU, MiB a second: transmitted, received.
-    pub(super) fn pcie_rates(&self, earlier: &Sample, later: &Sample) -> Result<[Result<f64, Code>; 2], Code> {
+    pub(super) fn pcie_rates(&self, earlier: &GpmSample, later: &GpmSample) -> Result<[Result<f64, Code>; 2], Code> {
         let mut request = sys::nvmlGpmMetricsGet_t {
             version: sys::NVML_GPM_METRICS_GET_VERSION,
             numMetrics: 2,

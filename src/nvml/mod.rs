@@ -24,11 +24,11 @@ use errors::Code;
 use events::Events;
 use gpm::Gpm;
 use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
-use highwater_core::source::{Call, CallStats, Error, Event, OpenError, Skipped, Source};
+use highwater_core::source::{Call, CallStats, DriverEvent, Error, OpenError, Skipped, Source};
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 pub use opening::Opener;
 use progress::Hung;
-use raw::{Handle, MemoryVersion, Raw};
+use raw::{Handle, MemoryVersion, RawFunctions};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub struct Nvml {
     // that they point into.
     /// Opened by the thread that waits for events, because a GPU may hang in it; `None` inside where there are none.
     events: OnceLock<Option<Events>>,
-    raw: Arc<Raw>,
+    raw: Arc<RawFunctions>,
     gpm: Option<Gpm>,
     devices: Vec<Device>,
     units: Vec<Unit>,
@@ -88,7 +88,7 @@ fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
 impl Nvml {
     fn of(
         library: Arc<nvml_wrapper::Nvml>,
-        raw: Arc<Raw>,
+        raw: Arc<RawFunctions>,
         found: devices::Found,
         driver_version: Option<String>,
         hung: (Vec<u32>, Hung),
@@ -233,7 +233,7 @@ impl Source for Nvml {
         Ok(())
     }
 
-    fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
+    fn wait_event(&self, timeout: Duration) -> Result<Option<DriverEvent>, Error> {
         let events = self.events.get_or_init(|| Events::open(self.library.lib(), &self.units));
         events.as_ref().ok_or(Error::Unsupported)?.wait(&self.units, timeout)
     }

@@ -6,7 +6,7 @@
 
 use super::devices::{self, Found};
 use super::progress::{Hung, Progress, locked};
-use super::raw::Raw;
+use super::raw::RawFunctions;
 use super::{Nvml, errors};
 use highwater_core::source::{OpenError, Skipped};
 use nvml_wrapper::Nvml as Library;
@@ -31,7 +31,7 @@ pub struct Opener {
 #[derive(Clone)]
 struct Begun {
     library: Arc<Library>,
-    raw: Arc<Raw>,
+    raw: Arc<RawFunctions>,
     count: u32,
     driver_version: Option<String>,
 }
@@ -138,7 +138,7 @@ fn begin(path: Option<&std::path::Path>, progress: &Progress) -> Result<Begun, O
     let count = library.device_count().map_err(refused)?;
     progress.at("nvmlSystemGetDriverVersion");
     let driver_version = library.sys_driver_version().ok();
-    let raw = Arc::new(Raw::of(library.lib(), driver_version.as_deref()));
+    let raw = Arc::new(RawFunctions::of(library.lib(), driver_version.as_deref()));
     Ok(Begun { library, raw, count, driver_version })
 }
 
@@ -192,7 +192,7 @@ impl Opening<'_> {
                 hung.remove(index);
                 progress = Progress::begin();
             }
-            // Whoever has opened NVML may close it, and must not wait for this thread then.
+            // The caller that opened NVML may close it, and must not have to wait for this thread then.
             drop(begun);
             let _ = sender.send(News::Ended);
         };
@@ -201,7 +201,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Waits until each GPU is open or hangs. Returns false if `waiting` tells it to give up.
+    /// Waits until each GPU is open or hangs. Returns false if `waiting` returns false, to give up.
     fn follow(&mut self, news: &Receiver<News>, waiting: &mut dyn FnMut(Option<&OpenError>) -> bool) -> bool {
         let mut last = Instant::now();
         loop {

@@ -11,7 +11,7 @@
 //! traffic while the slow lane does not run.
 
 use super::errors::Code;
-use super::gpm::{Gpm, Sample};
+use super::gpm::{Gpm, GpmSample};
 use super::raw::Handle;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ pub(super) type Bytes = [Option<u64>; 2];
 
 /// The running totals of one GPU. Only the slow lane uses them, so the lock is never contended.
 #[derive(Debug, Default)]
-pub(super) struct Meter {
+pub(super) struct PcieMeter {
     state: Mutex<State>,
 }
 
@@ -44,7 +44,7 @@ struct State {
 #[derive(Debug)]
 struct Window {
     from_ns: i64,
-    sample: Sample,
+    sample: GpmSample,
 }
 
 impl Window {
@@ -53,7 +53,7 @@ impl Window {
     }
 }
 
-impl Meter {
+impl PcieMeter {
     /// The answer of the turn before, while the window is still too short.
     pub(super) fn still(&self, at_ns: i64) -> Option<Bytes> {
         let state = self.state();

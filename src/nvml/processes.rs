@@ -1,6 +1,6 @@
 //! Merges NVML's lists of running processes into one list, with one entry per process.
 
-use super::raw::Context;
+use super::raw::ProcessContext;
 use highwater_core::gpu::Process;
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 ///
 /// Inside one list a process appears once for each MIG instance that it uses, and these are added up. If both lists
 /// name a process, both report the same memory, so these are not added.
-pub(super) fn merge(lists: &[Vec<Context>]) -> Vec<Process> {
+pub(super) fn merge(lists: &[Vec<ProcessContext>]) -> Vec<Process> {
     let mut merged: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for list in lists {
         for (pid, used) in sum_by_pid(list) {
@@ -27,7 +27,7 @@ pub(super) fn are_all_seen() -> bool {
 }
 
 /// A sum with an unknown part is unknown.
-fn sum_by_pid(list: &[Context]) -> BTreeMap<u32, Option<u64>> {
+fn sum_by_pid(list: &[ProcessContext]) -> BTreeMap<u32, Option<u64>> {
     let mut sums: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for context in list {
         let sum = sums.entry(context.pid).or_insert(Some(0));
@@ -40,8 +40,8 @@ fn sum_by_pid(list: &[Context]) -> BTreeMap<u32, Option<u64>> {
 mod tests {
     use super::*;
 
-    fn contexts(list: &[(u32, Option<u64>)]) -> Vec<Context> {
-        list.iter().map(|&(pid, used_bytes)| Context { pid, used_bytes }).collect()
+    fn contexts(list: &[(u32, Option<u64>)]) -> Vec<ProcessContext> {
+        list.iter().map(|&(pid, used_bytes)| ProcessContext { pid, used_bytes }).collect()
     }
 
     fn merged(lists: &[&[(u32, Option<u64>)]]) -> Vec<(u32, Option<u64>)> {

@@ -1,7 +1,7 @@
 //! NVML's functions that are called without the wrapper, resolved once from the library that it loaded.
 //!
 //! Enters: a [`Handle`]. Leaves: plain numbers, or the [`Code`] that NVML returned. Invariant: nothing here allocates
-//! except [`Raw::processes`], and nothing here keeps state. The pointers are valid while the wrapper's library is
+//! except [`RawFunctions::processes`], and nothing here keeps state. The pointers are valid while the wrapper's library is
 //! loaded; [`Nvml`](super::Nvml) owns both.
 
 use super::errors::Code;
@@ -58,7 +58,7 @@ pub(super) struct Field {
 
 /// What the running-process calls report of one context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Context {
+pub(super) struct ProcessContext {
     pub(super) pid: u32,
     pub(super) used_bytes: Option<u64>,
 }
@@ -72,7 +72,7 @@ pub(super) enum ProcessKind {
 
 /// The resolved functions; `None` if this version of NVML lacks one.
 #[derive(Debug)]
-pub(super) struct Raw {
+pub(super) struct RawFunctions {
     memory_v1: Option<MemoryV1>,
     memory_v2: Option<MemoryV2>,
     fields: Option<Fields>,
@@ -92,7 +92,7 @@ pub(super) fn found<F: Copy, E>(symbol: &Result<F, E>) -> Option<F> {
     symbol.as_ref().ok().copied()
 }
 
-impl Raw {
+impl RawFunctions {
     /// Resolves every function of `library`, which belongs to a driver of this version.
     pub(super) fn of(library: &sys::NvmlLib, driver_version: Option<&str>) -> Self {
         Self {
@@ -229,7 +229,7 @@ impl Raw {
     }
 
     /// The processes with a context of this kind; one process may be listed once for each MIG instance.
-    pub(super) fn processes(&self, kind: ProcessKind, handle: Handle) -> Result<Vec<Context>, Code> {
+    pub(super) fn processes(&self, kind: ProcessKind, handle: Handle) -> Result<Vec<ProcessContext>, Code> {
         let call = match kind {
             ProcessKind::Compute => self.compute_processes,
             ProcessKind::Graphics => self.graphics_processes,
@@ -308,7 +308,7 @@ fn writes_long_processes(version: &str) -> bool {
 
 /// The first `count` processes in the words that NVML wrote. If they may be long, the very last word shows whether they
 /// are.
-fn contexts(words: &[u64], count: usize, may_be_long: bool) -> Vec<Context> {
+fn contexts(words: &[u64], count: usize, may_be_long: bool) -> Vec<ProcessContext> {
     let last = count.checked_mul(SLOT_WORDS).and_then(|end| words.get(..end)?.last());
     let are_long = may_be_long && last.is_some_and(|last| *last != UNTOUCHED);
     let each = if are_long { SLOT_WORDS } else { PROCESS_WORDS };
@@ -317,13 +317,13 @@ fn contexts(words: &[u64], count: usize, may_be_long: bool) -> Vec<Context> {
 
 /// `used` is all ones if the driver does not know it, and 0 if the driver looked up the process by the id of another
 /// namespace (drivers 535.113 to 560). Both are unknown: a listed process has a context, which takes some memory.
-fn context(words: &[u64]) -> Context {
+fn context(words: &[u64]) -> ProcessContext {
     let pid = words.first().map_or(0, |word| {
         let [a, b, c, d, ..] = word.to_ne_bytes();
         u32::from_ne_bytes([a, b, c, d])
     });
     let used = words.get(1).copied().unwrap_or(u64::MAX);
-    Context { pid, used_bytes: (used != u64::MAX && used != 0).then_some(used) }
+    ProcessContext { pid, used_bytes: (used != u64::MAX && used != 0).then_some(used) }
 }
 
 fn decode(field: &sys::nvmlFieldValue_t) -> Result<Field, Code> {

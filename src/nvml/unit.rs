@@ -3,8 +3,8 @@
 //! Invariant: everything that the fast lane reads is an atomic, so that it never waits while another thread reacquires
 //! the GPU. The only lock is in the meter of PCIe bytes, which only the slow lane uses.
 
-use super::pcie::Meter;
-use super::raw::{Handle, MemoryVersion, Raw};
+use super::pcie::PcieMeter;
+use super::raw::{Handle, MemoryVersion, RawFunctions};
 use highwater_core::source::Call;
 use nvml_wrapper_sys::bindings::nvmlDevice_st;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
@@ -81,20 +81,20 @@ pub(super) struct Unit {
     unsupported: AtomicU32,
     registers_again: AtomicBool,
     /// PCIe bytes measured with GPM, for a GPU whose own counters cannot be used.
-    pub(super) pcie: Meter,
+    pub(super) pcie: PcieMeter,
     /// Set for a MIG instance.
     pub(super) instance: Option<Instance>,
 }
 
 impl Unit {
     /// A newly found unit. Queries the GPU once to decide how to read it.
-    pub(super) fn new(raw: &Raw, handle: Handle, instance: Option<Instance>) -> Self {
+    pub(super) fn new(raw: &RawFunctions, handle: Handle, instance: Option<Instance>) -> Self {
         let unit = Self {
             handle: AtomicPtr::new(handle.0),
             memory_version: AtomicU8::new(MemoryVersion::None as u8),
             unsupported: AtomicU32::new(0),
             registers_again: AtomicBool::new(false),
-            pcie: Meter::default(),
+            pcie: PcieMeter::default(),
             instance,
         };
         unit.settle(raw);
@@ -102,7 +102,7 @@ impl Unit {
     }
 
     /// Takes a new handle for a GPU that came back, and clears the list of unsupported queries.
-    pub(super) fn replace(&self, raw: &Raw, handle: Handle) {
+    pub(super) fn replace(&self, raw: &RawFunctions, handle: Handle) {
         self.handle.store(handle.0, Ordering::Release);
         self.unsupported.store(0, Ordering::Relaxed);
         self.pcie.interrupt();
@@ -110,7 +110,7 @@ impl Unit {
         self.registers_again.store(true, Ordering::Release);
     }
 
-    fn settle(&self, raw: &Raw) {
+    fn settle(&self, raw: &RawFunctions) {
         let handle = self.handle();
         self.memory_version.store(raw.memory_version(handle) as u8, Ordering::Release);
         let whole_gpu = self.instance.is_none();

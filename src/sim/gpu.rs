@@ -4,7 +4,7 @@
 //! time is answered too, by replaying everything from the start. Absent on purpose: spikes and losses, which are not
 //! processes; [`super::Sim`] adds them.
 
-use super::job::{Moment, Plan, Select, State, Timeline, What};
+use super::job::{Plan, RankEvent, Select, State, Timeline, What};
 use super::meters::{Meter, Meters};
 use super::recent::Recent;
 use std::sync::Arc;
@@ -25,17 +25,17 @@ pub(super) struct Gpu {
 /// How far the jobs have been played, and their recent states.
 #[derive(Debug)]
 struct Played {
-    timelines: Vec<(Timeline, Option<Moment>)>,
+    timelines: Vec<(Timeline, Option<RankEvent>)>,
     /// When the next moment is; `i64::MAX` when there is none.
     next_ns: i64,
     /// The states of each job's ranks.
     states: Vec<Vec<Recent<State>>>,
-    levels: Recent<Level>,
+    levels: Recent<DeviceLevel>,
 }
 
 /// The state of the whole device from one change to the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Level {
+pub(super) struct DeviceLevel {
     /// Memory of all processes, bytes.
     pub(super) used_bytes: u64,
     pub(super) meters: Meters,
@@ -48,7 +48,7 @@ impl Gpu {
     }
 
     /// The state of the device at a time since the start, and how long it has lasted, nanoseconds.
-    pub(super) fn at(&mut self, at_ns: i64) -> (Level, i64) {
+    pub(super) fn at(&mut self, at_ns: i64) -> (DeviceLevel, i64) {
         let at_ns = at_ns.max(0);
         self.seek(at_ns);
         let (since_ns, level) = *self.played.levels.at(at_ns).unwrap_or(self.played.levels.newest());
@@ -98,7 +98,7 @@ impl Played {
             timelines: jobs.iter().map(timeline).collect(),
             next_ns: i64::MAX,
             states: jobs.iter().map(track).collect(),
-            levels: Recent::new(0, Level { used_bytes: 0, meters: Meters::idle() }),
+            levels: Recent::new(0, DeviceLevel { used_bytes: 0, meters: Meters::idle() }),
         };
         played.find_next();
         played
@@ -133,7 +133,7 @@ impl Played {
         let (since_ns, before) = *self.levels.newest();
         let now = || self.states.iter().flatten().map(|track| &track.newest().1);
         let used_bytes = now().map(State::used_bytes).fold(0, u64::saturating_add);
-        let level = Level { used_bytes, meters: before.meters.after(now_ns - since_ns, now()) };
+        let level = DeviceLevel { used_bytes, meters: before.meters.after(now_ns - since_ns, now()) };
         self.levels.push(now_ns, level);
     }
 }

@@ -1,6 +1,6 @@
 //! One training job as a stream of timed moments: its memory and activity, and its annotations.
 //!
-//! Enters: a job of a scenario. Leaves: [`Moment`]s in order of time, endless unless the job ends. Both the GPUs'
+//! Enters: a job of a scenario. Leaves: [`RankEvent`]s in order of time, endless unless the job ends. Both the GPUs'
 //! readings and the annotations come from this one generator, so they agree to the nanosecond. Each reader has its own
 //! copy that computes only the part it [selects](Select). Invariant: a moment is a pure function of the scenario and
 //! its seed; selecting less does not change the rest.
@@ -16,7 +16,7 @@ use super::scenario::fleet::Fleet;
 use super::scenario::{DeviceRef, Job, Phase, Scenario, Shape};
 use super::window::Window;
 use highwater_core::units::{Bytes, Nanoseconds};
-use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory};
+use highwater_core::wire::{Annotation, EventType, Gpu, GpuList, Kind, Memory};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ pub(super) enum Select {
 
 /// An event of one rank.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Moment {
+pub(super) struct RankEvent {
     /// Nanoseconds since the scenario's start.
     pub(super) at_ns: i64,
     pub(super) rank: usize,
@@ -162,7 +162,7 @@ pub(super) struct Timeline {
     /// Time after which the scenario's next OOM is due.
     oom_done_ns: i64,
     ranks: Vec<Rank>,
-    queue: VecDeque<Moment>,
+    queue: VecDeque<RankEvent>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -218,7 +218,7 @@ impl Timeline {
             && let Some(rank) = ranks.first().copied()
         {
             let (at_ns, what) = (self.at_ns, What::State(self.ranks[rank].state));
-            self.queue.push_back(Moment { at_ns, rank, what });
+            self.queue.push_back(RankEvent { at_ns, rank, what });
         }
     }
 
@@ -233,7 +233,7 @@ impl Timeline {
         apply(&mut self.ranks[rank].state);
         let state = self.ranks[rank].state;
         if state != before && self.shows(rank) {
-            self.queue.push_back(Moment { at_ns, rank, what: What::State(state) });
+            self.queue.push_back(RankEvent { at_ns, rank, what: What::State(state) });
         }
     }
 
@@ -283,7 +283,7 @@ impl Timeline {
             rank: u32::try_from(rank).ok(),
             world_size: u32::try_from(self.ranks.len()).ok(),
             mesh: self.mesh(rank).filter(|_| kind == Kind::Step && event == EventType::Begin),
-            gpu: Some(Gpus::One(self.plan.ranks[rank].gpu.clone())),
+            gpu: Some(GpuList::One(self.plan.ranks[rank].gpu.clone())),
             step: Some(self.step),
             layer: None,
             lost: None,
@@ -292,14 +292,14 @@ impl Timeline {
             memory: Some(memory),
             attributes: None,
         };
-        self.queue.push_back(Moment { at_ns, rank, what: What::Says(Box::new(annotation)) });
+        self.queue.push_back(RankEvent { at_ns, rank, what: What::Says(Box::new(annotation)) });
     }
 }
 
 impl Iterator for Timeline {
-    type Item = Moment;
+    type Item = RankEvent;
 
-    fn next(&mut self) -> Option<Moment> {
+    fn next(&mut self) -> Option<RankEvent> {
         while self.queue.is_empty() && self.stage != Stage::Over {
             self.refill();
             self.let_time_pass();

@@ -17,11 +17,11 @@ mod window;
 
 pub use scenario::{Scenario, ScenarioError};
 
-use gpu::{Gpu, Level};
+use gpu::{DeviceLevel, Gpu};
 use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
-use highwater_core::source::{Call, CallStats, Error, Event, Source};
+use highwater_core::source::{Call, CallStats, DriverEvent, Error, Source};
 use highwater_core::wire::Annotation;
-use job::{Moment, Plan, Select, Timeline, What};
+use job::{Plan, RankEvent, Select, Timeline, What};
 use meters::{Meter, Meters};
 use scenario::fleet::Fleet;
 use scenario::{Lost, Spike, Xid};
@@ -120,7 +120,7 @@ impl Source for Sim {
             return Medium::default();
         }
         let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
-        let meters = || level().map(|(Level { meters, .. }, _)| meters);
+        let meters = || level().map(|(DeviceLevel { meters, .. }, _)| meters);
         let utilization =
             calls.time(Call::Utilization, || self.read(gpu, since_ns, |device| device.utilization(since_ns)));
         Medium {
@@ -129,7 +129,7 @@ impl Source for Sim {
             memory_busy_ratio: utilization.map(|ratio| ratio / 2.0),
             power_watts: calls.time(Call::Power, || meters().map(|meters| meters.watts())),
             temperature_celsius: calls.time(Call::Temperature, || {
-                level().map(|(Level { meters, .. }, elapsed_ns)| meters.celsius_after(elapsed_ns).round())
+                level().map(|(DeviceLevel { meters, .. }, elapsed_ns)| meters.celsius_after(elapsed_ns).round())
             }),
             sm_clock_hertz: calls.time(Call::SmClock, || meters().map(|meters| meters.sm_hertz())),
             memory_clock_hertz: calls.time(Call::MemoryClock, || meters().map(|meters| meters.memory_hertz())),
@@ -215,7 +215,7 @@ impl Source for Sim {
         self.check_present(gpu, self.latest_ns.load(Ordering::Relaxed))
     }
 
-    fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
+    fn wait_event(&self, timeout: Duration) -> Result<Option<DriverEvent>, Error> {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(event) = self.due_event()? {
@@ -241,7 +241,7 @@ impl Source for Sim {
 
 impl Sim {
     /// The earliest XID that is due and has not been reported yet.
-    fn due_event(&self) -> Result<Option<Event>, Error> {
+    fn due_event(&self) -> Result<Option<DriverEvent>, Error> {
         let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
         if xids.is_empty() {
             return Err(Error::Unsupported);
@@ -250,7 +250,7 @@ impl Sim {
         let due = xids.iter_mut().filter_map(|(xid, gpu, logged_ns)| {
             let window = Window::new(xid.at, xid.every, highwater_core::units::Nanoseconds(1));
             let opening_ns = window.next_opening_ns(*logged_ns).filter(|opening| *opening <= latest_ns)?;
-            Some((opening_ns, logged_ns, Event::Xid { gpu: *gpu, xid: xid.xid }))
+            Some((opening_ns, logged_ns, DriverEvent::Xid { gpu: *gpu, xid: xid.xid }))
         });
         Ok(due.min_by_key(|(opening_ns, ..)| *opening_ns).map(|(opening_ns, logged_ns, event)| {
             *logged_ns = opening_ns;
@@ -262,7 +262,7 @@ impl Sim {
 /// The annotations of all jobs, in order of time.
 struct Voices {
     start_ns: i64,
-    jobs: Vec<(Timeline, Option<Moment>)>,
+    jobs: Vec<(Timeline, Option<RankEvent>)>,
 }
 
 impl Iterator for Voices {

@@ -11,7 +11,7 @@ mod place;
 #[cfg(test)]
 mod tests;
 
-pub use parse::{Fault, ScenarioError};
+pub use parse::{ScenarioError, ScenarioFault};
 
 use highwater_core::units::{Bytes, Nanoseconds};
 use serde::Deserialize;

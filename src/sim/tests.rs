@@ -1,7 +1,7 @@
 //! Tests of simulated nodes.
 
 use super::*;
-use highwater_core::wire::{EventType, Gpu as GpuName, Gpus, Kind};
+use highwater_core::wire::{EventType, Gpu as GpuName, GpuList, Kind};
 use proptest::prelude::*;
 
 const MS: i64 = 1_000_000;
@@ -123,7 +123,7 @@ fn what_an_allocator_says_is_what_the_gpu_has() {
         let (Some(rank), Some(memory)) = (said.rank, said.memory) else { continue };
         let llama = said.job.as_deref() == Some("llama-ddp");
         let (gpu, outside) = if llama { (rank as usize, 3 * GIB / 2) } else { (rank as usize + 2, 3 * GIB) };
-        assert_eq!(said.gpu, Some(Gpus::One(GpuName::Index(u32::try_from(gpu).expect("small")))));
+        assert_eq!(said.gpu, Some(GpuList::One(GpuName::Index(u32::try_from(gpu).expect("small")))));
         assert_eq!(memory.reserved, Some(used(&sim, gpu, since(&said)) - outside));
         assert!(memory.allocated < memory.reserved);
         compared += 1;
@@ -328,7 +328,7 @@ fn each_xid_is_reported_once_when_it_is_due() {
     used(&sim, 0, 20 * SECOND - 1);
     assert_eq!(event(&sim), Ok(None));
     used(&sim, 0, 20 * SECOND);
-    assert_eq!(event(&sim), Ok(Some(Event::Xid { gpu: 2, xid: 79 })));
+    assert_eq!(event(&sim), Ok(Some(DriverEvent::Xid { gpu: 2, xid: 79 })));
     assert_eq!(event(&sim), Ok(None));
     used(&sim, 0, 141 * SECOND);
     assert_eq!([event(&sim), event(&sim), event(&sim)].iter().flatten().flatten().count(), 2);
@@ -399,7 +399,7 @@ fn a_split_gpu_holds_what_its_instances_hold() {
     let instance = sim.rare(4, START, &calls);
     assert_eq!((instance.memory_total_bytes, instance.power_limit_watts), (Some(69 * GIB), None));
     let name = sim.annotations().find(|said| said.job.as_deref() == Some("small")).and_then(|said| said.gpu);
-    assert_eq!(name, Some(Gpus::One(GpuName::Name("3:0".into()))));
+    assert_eq!(name, Some(GpuList::One(GpuName::Name("3:0".into()))));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_analysis::advise::batch::{self, ATTRIBUTE, Observed, Run};
-use highwater_analysis::advise::{Checkpoints, Layers, MOST_CHECKPOINTS, checkpoints};
+use highwater_analysis::advise::{Checkpoints, MOST_CHECKPOINTS, StepLayers, checkpoints};
 use highwater_core::jobs::{Cursor, JobId, Profile};
 use highwater_core::phases::Attributed;
 use highwater_core::wire::{Kind, Scalar};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 #[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
-/// How many checkpoints are placed if nothing is said.
+/// How many checkpoints are placed if the query has no `checkpoints`.
 const CHECKPOINTS: usize = 4;
 
 /// The query.
@@ -82,7 +82,7 @@ pub(super) async fn advice(
             let why = |problem| (StatusCode::NOT_FOUND, format!("{whose} has sent no layer profile, and {problem}"));
             return batch.map(|batch| (site, None, Some(batch))).map_err(why);
         };
-        let mut layers = Layers::of(Some(name), Some(rank), profile.step);
+        let mut layers = StepLayers::of(Some(name), Some(rank), profile.step);
         layers.missing = profile.missing;
         let mut cursor = Cursor::default();
         while let Some(record) = profile.next(&mut cursor) {
@@ -111,7 +111,7 @@ fn observed(site: &Site, job: &JobId, rank: Option<u32>) -> Observed {
     let mut steps: BTreeMap<u32, Vec<Sized>> = BTreeMap::new();
     let mut before = u64::MAX;
     loop {
-        // Whoever ends a phase waits for the lock.
+        // A thread that ends a phase waits for the lock.
         let ledger = &site.known().ledger;
         let some: Vec<_> = {
             let log = ledger.ended();

@@ -59,7 +59,7 @@ impl Answers {
         self.keep_one(text, true)
     }
 
-    /// Whether a scrape of so many bytes leaves those that are being read theirs.
+    /// Whether a scrape of `bytes` bytes leaves room for the scrapes that are being read.
     pub fn fits(&self, bytes: usize) -> bool {
         has_room(&in_progress(&mut self.all()), bytes)
     }
@@ -108,7 +108,7 @@ fn in_progress(all: &mut Vec<Weak<Answer>>) -> Vec<Arc<Answer>> {
     all.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Whether so many bytes more leave scrapers what they are reading.
+/// Whether `bytes` more bytes leave room for what scrapers are reading.
 fn has_room(others: &[Arc<Answer>], bytes: usize) -> bool {
     let pinned: usize = others.iter().filter(|other| other.is_pinned()).map(|other| other.held()).sum();
     pinned == 0 || pinned + bytes <= MOST_BYTES

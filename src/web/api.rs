@@ -145,7 +145,7 @@ pub(super) async fn memory(
     let node = node(&site)?;
     let devices: Vec<_> = node.gpus.iter().map(|gpu| gpu.device.clone()).collect();
     let unknown = |name| Problem::new(StatusCode::NOT_FOUND, format!("no GPU `{name}` on this node"));
-    let position = Gpus::new(&devices).resolve(&wire::Gpus::One(wire::Gpu::Name(gpu))).map_err(unknown)?[0];
+    let position = Gpus::new(&devices).resolve(&wire::GpuList::One(wire::Gpu::Name(gpu))).map_err(unknown)?[0];
     let (ring, state) = (&node.rings[position], &node.gpus[position]);
     let shift_ns = node.clock.unix_shift_ns();
     let empty = || Problem::new(StatusCode::NOT_FOUND, "no memory has been read of this GPU yet");

@@ -36,7 +36,7 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// The state that these handlers share.
 #[derive(Clone)]
-pub(super) struct Desk {
+pub(super) struct CaptureState {
     recorder: Recorder,
     /// Who may request captures: the same clients that may send annotations.
     access: Access,
@@ -45,7 +45,7 @@ pub(super) struct Desk {
     reporting: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Desk {
+impl CaptureState {
     pub fn new(site: &Site, gate: &Gate) -> Self {
         let (recorder, answers) = (site.recorder.clone(), site.answers.clone());
         Self { recorder, access: gate.access.clone(), answers, reporting: Arc::default() }
@@ -67,7 +67,7 @@ pub(super) struct CapturesAnswer {
 
 /// All captures, newest first.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/captures", tag = "captures", responses((status = 200, body = CapturesAnswer))))]
-pub(super) async fn list(State(desk): State<Desk>) -> Json<CapturesAnswer> {
+pub(super) async fn list(State(desk): State<CaptureState>) -> Json<CapturesAnswer> {
     #[allow(clippy::cast_precision_loss, reason = "seconds of at most a day")]
     let most_seconds_before = desk.recorder.most_before_ns().map(|most_ns| most_ns as f64 / 1e9);
     Json(CapturesAnswer {
@@ -109,7 +109,7 @@ struct Begun {
     (status = 429, description = "Asked for too often.", body = super::problem::Body),
     (status = 503, description = "Captures are off, or nothing can be written.", body = super::problem::Body),
     (status = 507, body = super::problem::Body))))]
-pub(super) async fn ask(State(desk): State<Desk>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+pub(super) async fn ask(State(desk): State<CaptureState>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
     desk.access.check(&headers, "requests for captures")?;
     let request = request(&read(body).await?)?;
     let id = match desk.recorder.ask(request) {
@@ -172,7 +172,7 @@ fn refused(refusal: &Refusal) -> Problem {
 }
 
 /// A finished capture of this name, or why there is none.
-fn finished(desk: &Desk, id: &str) -> Result<Listed, Problem> {
+fn finished(desk: &CaptureState, id: &str) -> Result<Listed, Problem> {
     if let Some(trouble) = desk.recorder.failure(id) {
         let detail = format!("capture `{id}` failed: {trouble}");
         return Err(Problem::new(StatusCode::GONE, detail).with("trouble", &trouble));
@@ -195,7 +195,7 @@ fn gone(id: &str) -> Problem {
     responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sqlite3"),
         (status = 404, body = super::problem::Body), (status = 409, description = "It is being written.", body = super::problem::Body),
         (status = 410, description = "It failed.", body = super::problem::Body), (status = 503, body = super::problem::Body))))]
-pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
+pub(super) async fn download(State(desk): State<CaptureState>, Path(id): Path<String>) -> Result<Response, Problem> {
     let listed = finished(&desk, &id)?;
     let (recorder, found) = (desk.recorder, listed.clone());
     let opened = blocking(move || recorder.open(&found).and_then(|file| Ok((file.metadata()?.len(), file)))).await;
@@ -227,7 +227,7 @@ pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, into_params(parameter_in = Query))]
-pub(super) struct MemoryQuery {
+pub(super) struct CaptureMemoryQuery {
     /// UUID of a GPU.
     gpu: String,
     /// Begin, Unix nanoseconds; that of the capture if left out.
@@ -240,16 +240,16 @@ pub(super) struct MemoryQuery {
 
 /// The memory of a GPU in a capture, within an interval.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/captures/{id}/memory", tag = "captures",
-    params(("id" = String, Path, description = "Its name."), MemoryQuery),
+    params(("id" = String, Path, description = "Its name."), CaptureMemoryQuery),
     responses((status = 200, body = MemoryAnswer), (status = 400, body = super::problem::Body),
         (status = 404, description = "There is no such capture, or it has nothing of that GPU and time.", body = super::problem::Body),
         (status = 409, description = "It is being written.", body = super::problem::Body),
         (status = 410, description = "It failed.", body = super::problem::Body),
         (status = 503, description = "It cannot be read.", body = super::problem::Body))))]
 pub(super) async fn memory(
-    State(desk): State<Desk>,
+    State(desk): State<CaptureState>,
     Path(id): Path<String>,
-    query: Result<Query<MemoryQuery>, QueryRejection>,
+    query: Result<Query<CaptureMemoryQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
     let listed = finished(&desk, &id)?;
@@ -277,7 +277,7 @@ pub(super) async fn memory(
         (status = 404, body = super::problem::Body), (status = 409, description = "It is being written.", body = super::problem::Body),
         (status = 410, description = "It failed.", body = super::problem::Body),
         (status = 503, description = "It cannot be read.", body = super::problem::Body))))]
-pub(super) async fn report(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
+pub(super) async fn report(State(desk): State<CaptureState>, Path(id): Path<String>) -> Result<Response, Problem> {
     let listed = finished(&desk, &id)?;
     // Held by the work itself: a client that goes away does not end it.
     let alone = Arc::clone(&desk.reporting).lock_owned().await;

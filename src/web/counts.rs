@@ -104,14 +104,14 @@ highwater_core::labels! {
 
 /// Counts of connections and requests.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub struct HttpStats {
     connections: [Connections; Listener::ALL.len()],
     refused: [AtomicU64; Refused::ALL.len()],
     /// Whether there is a web configuration file, how often it was loaded, and how often it could not be used.
     config: (AtomicBool, AtomicU64, AtomicU64),
 }
 
-impl Stats {
+impl HttpStats {
     /// The connections of one listener.
     #[must_use]
     pub fn connections(&self, of: Listener) -> &Connections {
@@ -174,7 +174,7 @@ impl Seldom {
 }
 
 /// Exports the counts under the catalogue's names.
-impl Collect for Stats {
+impl Collect for HttpStats {
     fn collect(&self, out: &mut Families) {
         for (listener, connections) in self.listeners() {
             let listener = listener.label();

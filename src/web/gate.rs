@@ -4,7 +4,7 @@
 //! annotations and requests for captures, and does so without a user. Absent on purpose: probes at their own listener,
 //! which are not checked.
 
-use super::counts::{Refused, Seldom, Stats};
+use super::counts::{HttpStats, Refused, Seldom};
 use super::guard::{Entry, Guard, Rules};
 use super::hosts::Hosts;
 use super::problem::Problem;
@@ -31,7 +31,7 @@ pub struct Gate {
     /// Who may send annotations.
     pub access: Access,
     /// Counts the refused requests.
-    pub stats: Arc<Stats>,
+    pub stats: Arc<HttpStats>,
     /// Limits the log lines about refused users.
     pub refusals: Refusals,
 }

@@ -35,7 +35,7 @@ pub(super) struct LayersQuery {
 pub(super) struct LayersAnswer<'a> {
     job: String,
     layers: Vec<Row<'a>>,
-    profiles: Vec<profiles::Listed<'a>>,
+    profiles: Vec<profiles::ListedProfile<'a>>,
 }
 
 /// Layers of a job: those with a begin and an end, in the order of ranks and names, and the last profile of each rank.
@@ -51,7 +51,7 @@ pub(super) async fn layers(
 ) -> Result<Response, Problem> {
     let Query(LayersQuery { rank }) = query.map_err(bad_query)?;
     let id = find(&site, &job)?;
-    let profiles = profiles::Left::new(site.clone(), id.clone(), rank);
+    let profiles = profiles::RemainingProfiles::new(site.clone(), id.clone(), rank);
     let layers = Left { job: id, site, rank, after: None };
     Ok(pieces::lists(&job, ("layers", layers), ("profiles", profiles)))
 }

@@ -9,6 +9,7 @@ pub mod annotations;
 pub(crate) mod answers;
 mod api;
 mod captures;
+mod connection;
 pub mod counts;
 pub mod descriptors;
 mod exposition;
@@ -25,12 +26,11 @@ mod openapi;
 mod page;
 mod phases;
 mod pieces;
-mod places;
 pub mod problem;
 mod profiles;
-mod seat;
 mod sender;
 pub mod serve;
+mod slots;
 mod spans;
 mod stream;
 mod timeline;
@@ -104,7 +104,7 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
         .route("/api/v1/captures/{id}", routing::get(captures::download))
         .route("/api/v1/captures/{id}/memory", routing::get(captures::memory))
         .route("/api/v1/captures/{id}/report", routing::get(captures::report))
-        .with_state(captures::Desk::new(&site, &gate));
+        .with_state(captures::CaptureState::new(&site, &gate));
     let sent = if takes_annotations { sent(&site, &gate) } else { sent_elsewhere() };
     let expositions = Arc::<Expositions>::default();
     axum::Router::new()
@@ -146,7 +146,7 @@ fn sent(site: &Site, gate: &Gate) -> axum::Router {
     let door = Door { intake: Arc::clone(&site.intake), access: gate.access.clone() };
     let captures = axum::Router::new().route("/api/v1/captures", routing::post(captures::ask));
     let annotations = axum::Router::new().route("/api/v1/annotations", routing::post(annotations::post));
-    annotations.with_state(door).merge(captures.with_state(captures::Desk::new(site, gate)))
+    annotations.with_state(door).merge(captures.with_state(captures::CaptureState::new(site, gate)))
 }
 
 fn sent_elsewhere() -> axum::Router {

@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 #[derive(ToSchema)]
 #[schema(as = Profile)]
 #[allow(dead_code, reason = "describes what `Left` writes, for the API's description")]
-pub(super) struct Listed<'a> {
+pub(super) struct ListedProfile<'a> {
     rank: u32,
     step: Option<u64>,
     /// The time of the earliest record.
@@ -131,7 +131,7 @@ impl<'a> Row<'a> {
 }
 
 /// The profiles that are still to be written.
-pub(super) struct Left {
+pub(super) struct RemainingProfiles {
     site: Site,
     job: JobId,
     /// The ranks that are left.
@@ -140,7 +140,7 @@ pub(super) struct Left {
     begun: Option<(Weak<Profile>, Cursor)>,
 }
 
-impl Left {
+impl RemainingProfiles {
     pub fn new(site: Site, job: JobId, rank: Option<u32>) -> Self {
         let ranks = rank.map_or(0..=u32::MAX, |rank| rank..=rank);
         Self { site, job, ranks, begun: None }
@@ -159,7 +159,7 @@ impl Left {
     }
 }
 
-impl Page for Left {
+impl Page for RemainingProfiles {
     fn next(&mut self, rows: &mut Rows) {
         let shift_ns = self.site.known().unix_shift_ns();
         let mut left = ROWS;
@@ -214,7 +214,7 @@ mod tests {
         Site::new(snapshots, intake, Recorder::default())
     }
 
-    /// A profiled step of so many records, and the begin of the next.
+    /// A profiled step of `records` records, and the begin of the next.
     fn step(site: &Site, number: u64, records: u64) {
         let record = |n: u64| {
             json!({"event": "mark", "kind": "layer", "name": format!("{}", n % 3), "job": "j", "rank": 2, "step": number,
@@ -226,7 +226,7 @@ mod tests {
     }
 
     fn answer(site: &Site) -> axum::response::Response {
-        crate::web::pieces::list("j", "profiles", Left::new(site.clone(), "j".into(), None))
+        crate::web::pieces::list("j", "profiles", RemainingProfiles::new(site.clone(), "j".into(), None))
     }
 
     fn held(site: &Site) -> usize {

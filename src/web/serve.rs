@@ -1,16 +1,16 @@
 //! The HTTP server: accepts connections, and limits what each may use.
 //!
-//! Enters: listeners and their routes. Leaves: nothing; it ends when stopped. Every client gets a place at once
-//! (`places`). A client that sends its request slowly, opens connections without sending anything, or does not read its
-//! answer is cut off, and is evicted before that when other clients need its place. Invariant: accepting waits for no
+//! Enters: listeners and their routes. Leaves: nothing; it ends when stopped. Every client gets a slot at once
+//! (`slots`). A client that sends its request slowly, opens connections without sending anything, or does not read its
+//! answer is cut off, and is evicted before that when other clients need its slot. Invariant: accepting waits for no
 //! client and no handler.
 
-use super::counts::{Ending, Listener, Seldom, Stats};
+use super::connection::ConnectionState;
+use super::counts::{Ending, HttpStats, Listener, Seldom};
 use super::guard::Guard;
-use super::places::{Place, Places};
 use super::problem::Problem;
-use super::seat::Seat;
 use super::sender::Peer;
+use super::slots::{ConnectionSlot, ConnectionSlots};
 use super::stream::Watched;
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -35,7 +35,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tower_service::Service as _;
 
-/// Connections that the kernel completes before they are accepted: those of a burst, while each gets a place.
+/// Connections that the kernel completes before they are accepted: those of a burst, while each gets a slot.
 const BACKLOG: u32 = 4096;
 /// How long an answer may wait for a client that does not read.
 pub const TAKE_PATIENCE: Duration = Duration::from_secs(20);
@@ -55,9 +55,9 @@ pub struct Server {
     /// What they may request.
     pub routes: Router,
     /// The most connections at a time.
-    pub places: usize,
+    pub slots: usize,
     /// Counts of connections.
-    pub stats: Arc<Stats>,
+    pub stats: Arc<HttpStats>,
     /// The web configuration, with its TLS settings.
     pub guard: Option<Arc<Guard>>,
 }
@@ -91,7 +91,7 @@ pub fn listen(address: SocketAddr, patience: Duration) -> io::Result<TcpListener
 impl Server {
     /// Serves until `stop`, then waits until requests in progress are answered.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let places = Places::new(self.name, self.places, Arc::clone(&self.stats));
+        let slots = ConnectionSlots::new(self.name, self.slots, Arc::clone(&self.stats));
         let graceful = GracefulShutdown::new();
         let failing = Seldom::default();
         let mut stop = std::pin::pin!(stop);
@@ -102,10 +102,10 @@ impl Server {
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    let Some(place) = places.take(peer.client()).await else { break };
-                    tokio::spawn(self.connection(stream, peer, place, graceful.watcher()));
+                    let Some(slot) = slots.take(peer.client()).await else { break };
+                    tokio::spawn(self.connection(stream, peer, slot, graceful.watcher()));
                 }
-                Err(error) => self.failed(&error, &places, &failing).await,
+                Err(error) => self.failed(&error, &slots, &failing).await,
             }
         }
         graceful.shutdown().await;
@@ -116,17 +116,17 @@ impl Server {
         &self,
         stream: TcpStream,
         peer: Peer,
-        place: Place,
+        slot: ConnectionSlot,
         watcher: Watcher,
     ) -> impl Future<Output = ()> + use<> {
-        let seat = Arc::clone(&place.seat);
+        let state = Arc::clone(&slot.state);
         let client = peer.peer;
-        let service = Routes { routes: self.routes.clone(), peer, seat: Arc::clone(&seat) };
+        let service = Routes { routes: self.routes.clone(), peer, state: Arc::clone(&state) };
         let guard = self.guard.clone();
-        place.keep(async move {
-            match secured(Watched::new(stream, Arc::clone(&seat)), guard).await {
+        slot.keep(async move {
+            match secured(Watched::new(stream, Arc::clone(&state)), guard).await {
                 Ok(stream) => {
-                    seat.shook_hands();
+                    state.shook_hands();
                     speak(stream, service, watcher).await
                 }
                 Err(error) => {
@@ -138,7 +138,7 @@ impl Server {
     }
 
     /// Counts and logs a failed accept, and makes room if the system has none.
-    async fn failed(&self, error: &io::Error, places: &Places, failing: &Seldom) {
+    async fn failed(&self, error: &io::Error, slots: &ConnectionSlots, failing: &Seldom) {
         // The kernel looks for a free descriptor first, and fails without one even if no client is waiting.
         if !has_come(&self.listener) {
             return tokio::time::sleep(ACCEPT_RETRY).await;
@@ -151,7 +151,7 @@ impl Server {
         if of_one_client.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) {
             return;
         }
-        if !places.make_room().await {
+        if !slots.make_room().await {
             tokio::time::sleep(ACCEPT_RETRY).await;
         }
     }
@@ -182,7 +182,7 @@ async fn secured(stream: Watched, guard: Option<Arc<Guard>>) -> io::Result<Box<d
 
 /// HTTP/1 on one stream.
 async fn speak(stream: Box<dyn Stream>, service: Routes, watcher: Watcher) -> Ending {
-    // The place measures the time for the head: hyper's own timer would count a kept connection's silence too.
+    // The slot measures the time for the head: hyper's own timer would count a kept connection's silence too.
     let connection = http1::Builder::new()
         .header_read_timeout(None)
         .max_buf_size(MOST_HEAD_BYTES)
@@ -196,7 +196,7 @@ async fn speak(stream: Box<dyn Stream>, service: Routes, watcher: Watcher) -> En
 struct Routes {
     routes: Router,
     peer: Peer,
-    seat: Arc<Seat>,
+    state: Arc<ConnectionState>,
 }
 
 impl Service<Request<Incoming>> for Routes {
@@ -205,24 +205,24 @@ impl Service<Request<Incoming>> for Routes {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let seat = Arc::clone(&self.seat);
-        seat.asked(!hyper::body::Body::is_end_stream(request.body()));
-        let mut request = request.map(|body| Body::new(Asked { body, seat: Arc::clone(&seat) }));
+        let state = Arc::clone(&self.state);
+        state.asked(!hyper::body::Body::is_end_stream(request.body()));
+        let mut request = request.map(|body| Body::new(Asked { body, state: Arc::clone(&state) }));
         request.extensions_mut().insert(self.peer);
         // A router is always ready.
         let answered = self.routes.clone().call(request);
         Box::pin(async move {
             let answer = answered.await?;
-            seat.heard_all();
-            Ok(answer.map(|body| Answer { body, seat }))
+            state.heard_all();
+            Ok(answer.map(|body| Answer { body, state }))
         })
     }
 }
 
-/// A request's body, which notifies its seat when all of it has arrived.
+/// A request's body, which notifies its state when all of it has arrived.
 struct Asked {
     body: Incoming,
-    seat: Arc<Seat>,
+    state: Arc<ConnectionState>,
 }
 
 impl hyper::body::Body for Asked {
@@ -232,7 +232,7 @@ impl hyper::body::Body for Asked {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
         if self.body.is_end_stream() || matches!(frame, Poll::Ready(None)) {
-            self.seat.heard_all();
+            self.state.heard_all();
         }
         frame
     }
@@ -246,10 +246,10 @@ impl hyper::body::Body for Asked {
     }
 }
 
-/// An answer's body, which notifies its seat when all of it has been handed to the stream.
+/// An answer's body, which notifies its state when all of it has been handed to the stream.
 struct Answer {
     body: Body,
-    seat: Arc<Seat>,
+    state: Arc<ConnectionState>,
 }
 
 impl hyper::body::Body for Answer {
@@ -271,7 +271,7 @@ impl hyper::body::Body for Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.seat.answered();
+        self.state.answered();
     }
 }
 
@@ -281,9 +281,9 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) -> Arc<Stats> {
-        let (name, stats) = (Listener::Http, Arc::<Stats>::default());
-        let server = Server { name, listener, routes, places: 8, stats: Arc::clone(&stats), guard: None };
+    async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) -> Arc<HttpStats> {
+        let (name, stats) = (Listener::Http, Arc::<HttpStats>::default());
+        let server = Server { name, listener, routes, slots: 8, stats: Arc::clone(&stats), guard: None };
         server.run(stop).await;
         stats
     }

@@ -64,10 +64,10 @@ struct OpenSpan {
 }
 
 /// Ranks in their order.
-pub(super) type Ranks = BTreeMap<RankKey, RankSpans>;
+pub(super) type SpansByRank = BTreeMap<RankKey, RankSpans>;
 
 /// All ranks that are known now, with what they have open. `base_ns` is on the current timeline.
-pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> Ranks {
+pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> SpansByRank {
     let jobs = known.ledger.open();
     let of_rank = |(job, number, rank): (&JobId, u32, &highwater_core::jobs::Rank)| {
         // Layers have no place in the lanes: there may be thousands in a step.
@@ -92,7 +92,7 @@ pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> Ranks {
 }
 
 /// Adds a step or phase that has ended to its rank. A rank that is no longer known gets a row of its own.
-pub(super) fn add(ranks: &mut Ranks, span: Span, base_ns: i64) {
+pub(super) fn add(ranks: &mut SpansByRank, span: Span, base_ns: i64) {
     let rank = ranks.entry((span.job.clone(), span.rank)).or_insert_with(|| RankSpans {
         job: Arc::clone(span.job.name()),
         id: span.job.text(),

@@ -1,6 +1,6 @@
-//! The stream of one connection: reports each transfer, and a client that the kernel timed out, to its seat.
+//! The stream of one connection: reports each transfer, and a client that the kernel timed out, to its state.
 
-use super::seat::Seat;
+use super::connection::ConnectionState;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A connection and its seat.
+/// A connection and its state.
 pub(super) struct Watched {
     stream: TcpStream,
-    seat: Arc<Seat>,
+    state: Arc<ConnectionState>,
 }
 
 impl Watched {
-    pub(super) fn new(stream: TcpStream, seat: Arc<Seat>) -> Self {
-        Self { stream, seat }
+    pub(super) fn new(stream: TcpStream, state: Arc<ConnectionState>) -> Self {
+        Self { stream, state }
     }
 
     fn written(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match &written {
-            Poll::Ready(Ok(_)) => self.seat.wrote(),
+            Poll::Ready(Ok(_)) => self.state.wrote(),
             Poll::Ready(Err(error)) => self.failed(error),
             Poll::Pending => {}
         }
@@ -31,7 +31,7 @@ impl Watched {
     /// The kernel's timeout for clients that do not read; the first read or write after it gets the error.
     fn failed(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::TimedOut {
-            self.seat.stall();
+            self.state.stall();
         }
     }
 }
@@ -42,7 +42,7 @@ impl AsyncRead for Watched {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut this.stream).poll_read(cx, buffer)).inspect_err(|error| this.failed(error))?;
         if buffer.filled().len() > before {
-            this.seat.read();
+            this.state.read();
         }
         Poll::Ready(Ok(()))
     }
@@ -72,7 +72,7 @@ impl AsyncWrite for Watched {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         ready!(Pin::new(&mut this.stream).poll_flush(cx))?;
-        this.seat.flushed();
+        this.state.flushed();
         Poll::Ready(Ok(()))
     }
 

@@ -33,7 +33,7 @@ from typing import Any
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 
-# Runs steps of 50 ms that hold so many GiB each, or all but so many MiB of the GPU's memory where that is given.
+# Runs steps of 50 ms that hold the given GiB each, or all but the given MiB of the GPU's memory where that is given.
 SCRIPT = """
 import sys, time
 gib, steps, leave_mib, dry = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "dry"

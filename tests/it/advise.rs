@@ -202,7 +202,7 @@ fn the_fewest_recompute_plans_that_save_enough() {
         let printed = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && printed.contains(because), "{flags:?}: {printed}");
     }
-    // A name from a log is no command for whoever pastes it.
+    // A name from a log must not run as a command when a user pastes it.
     let folder = tempfile::tempdir().expect("a folder");
     let log = folder.path().join("log");
     std::fs::write(&log, " - Plan 1 : OFF : A';touch${IFS}x;'+:1:-1  1  5,000  5000\n").expect("written");

@@ -132,7 +132,7 @@ impl Browser {
         serde_json::from_value(found).expect("a list")
     }
 
-    /// Keeps a picture of the window for whoever looks at it.
+    /// Keeps a picture of the window, to be looked at.
     pub fn keep(&mut self, name: &str) {
         let pictures = tools::root().join("target/pictures");
         std::fs::create_dir_all(&pictures).expect("a folder");

@@ -137,7 +137,7 @@ impl Daemon {
     }
 }
 
-/// Where programs that the tests start look for a daemon that they were not told of: nowhere.
+/// Where programs that the tests start look for a daemon by default: nowhere.
 pub const NO_DAEMON: &str = "/nonexistent";
 
 /// The program, with none of its settings in the environment.

@@ -417,8 +417,8 @@ fn first_cells(document: &str) -> Vec<String> {
 /// What a kind's row says is up to its author; that it is there, and that its settings exist, is not.
 #[test]
 fn every_kind_of_finding_has_a_row_with_settings_that_exist() {
-    use highwater_core::detect::Kind;
-    let kinds: BTreeSet<String> = Kind::ALL.iter().map(|kind| kind.label().to_owned()).collect();
+    use highwater_core::detect::FindingKind;
+    let kinds: BTreeSet<String> = FindingKind::ALL.iter().map(|kind| kind.label().to_owned()).collect();
     assert_eq!(first_cells("docs/findings.md").into_iter().collect::<BTreeSet<_>>(), kinds);
     let (mut settings, mut text) =
         (BTreeSet::new(), fs::read_to_string(root().join("docs/findings.md")).expect("text"));

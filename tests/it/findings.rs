@@ -185,7 +185,7 @@ fn precision_and_recall_hold_on_every_recording() {
     expect_file![concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/scores.txt")].assert_eq(&scores);
 }
 
-/// The documentation tells in how many steps each kind of finding says nothing. The numbers are those of the recordings.
+/// The documentation states in how many steps each kind of finding says nothing. The numbers are those of the recordings.
 #[test]
 fn the_documented_shares_of_steps_without_an_answer_are_the_measured_ones() {
     let root = env!("CARGO_MANIFEST_DIR");

@@ -212,7 +212,7 @@ fn an_old_finding_and_an_old_address_show_their_own_time_or_none() {
         browser.painted();
         browser.keep(&format!("live-old-finding-{name}"));
     }
-    // Its bar ends with its last sign, and what is said at its begin is what its first sign said.
+    // Its bar ends with its last sign, and the text at its begin is that of its first sign.
     let bar = format!(
         "(() => {{ const [one] = highwaterChart.findings, {{ feed }} = highwaterLive;
         return Math.abs(feed.unixNs(one.to) - {seen}) < 1e6; }})()"

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const END_WITHIN: Duration = Duration::from_secs(60);
 
 /// The program, arguments and environment of `command`, behind a Python that lets signals do what they do by default.
-/// Whoever started the tests may ignore some: `nohup` SIGHUP, a shell's `&` SIGINT and SIGQUIT. Processes inherit that.
+/// The tests may have been started with some of them ignored: `nohup` ignores SIGHUP, a shell's `&` SIGINT and SIGQUIT. Processes inherit that.
 pub fn hearing_signals(command: &Command) -> Command {
     let resets = "import os, signal, sys\nfor n in 'HUP INT QUIT TERM USR1'.split():\n \
                   signal.signal(getattr(signal, 'SIG' + n), signal.SIG_DFL)\nos.execvp(sys.argv[1], sys.argv[1:])";

@@ -531,7 +531,7 @@ fn a_daemon_that_runs_already_can_record_the_command() {
     );
     assert_eq!(mode & 0o777, 0o600);
 
-    // Whatever is wrong is said before the command runs.
+    // Every fault is reported before the command runs.
     let marker = folder.path().join("ran");
     let touch = ["touch", marker.to_str().expect("UTF-8")];
     let ended = |flags: &[&str], code: i32, why: &str| {

@@ -146,7 +146,7 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
 /// The commented example contains all defaults, and nothing else.
 #[test]
 fn the_example_file_is_the_defaults() {
-    use highwater::config::{KEYS, Layers, Settings, load};
+    use highwater::config::{KEYS, SettingLayers, Settings, load};
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/config/highwater.toml");
     let mut expected = String::from(
         "# Every setting of highwater with its default. Each can also be given as HIGHWATER_<KEY> or --set KEY=VALUE.\n",
@@ -164,7 +164,8 @@ fn the_example_file_is_the_defaults() {
         expected += &format!("# {}\n{comment}{name} = {value}\n", key.help);
     }
     expect_test::expect_file![path].assert_eq(&expected);
-    let loaded = load(&Layers { file: Some(path.into()), ..Layers::default() }).expect("the example is valid");
+    let loaded =
+        load(&SettingLayers { file: Some(path.into()), ..SettingLayers::default() }).expect("the example is valid");
     let mut defaults =
         Settings { annotations_socket: Some("/run/highwater/annotations.sock".into()), ..Settings::default() };
     defaults.captures.directory = Some("/var/lib/highwater/captures".into());

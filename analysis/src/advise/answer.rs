@@ -2,7 +2,7 @@
 //! "records": […]}]}`.
 
 use super::best::Best;
-use super::layers::Layers;
+use super::layers::StepLayers;
 use highwater_core::wire::{Direction, Layer};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -65,7 +65,7 @@ impl<'de> Visitor<'de> for Profile<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
-        let mut of = Layers::default();
+        let mut of = StepLayers::default();
         self.0.begin();
         while let Some(member) = members.next_key::<String>()? {
             match member.as_str() {

@@ -3,12 +3,12 @@
 //! Enters: profiles, record by record. Leaves: the one of the job and the rank that were named, or the one with the most
 //! activations. Invariant: at most two profiles are in memory.
 
-use super::layers::Layers;
+use super::layers::StepLayers;
 use highwater_core::wire;
 
 /// Whose layers are meant. What is `None` is not said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct ProfileChoice {
     /// The job.
     pub job: Option<String>,
     /// The rank.
@@ -17,11 +17,11 @@ pub struct Choice {
 
 /// The profile that is meant, of those that have been read so far.
 pub(super) struct Best {
-    choice: Choice,
+    choice: ProfileChoice,
     /// The job of all profiles that come without one.
     pub job: Option<String>,
-    begun: Layers,
-    best: Option<Layers>,
+    begun: StepLayers,
+    best: Option<StepLayers>,
     profiles: usize,
     /// The others, for a message.
     others: Vec<String>,
@@ -31,13 +31,13 @@ pub(super) struct Best {
 const MOST_LISTED: usize = 8;
 
 impl Best {
-    pub fn new(choice: Choice) -> Self {
-        Self { choice, job: None, begun: Layers::default(), best: None, profiles: 0, others: Vec::new() }
+    pub fn new(choice: ProfileChoice) -> Self {
+        Self { choice, job: None, begun: StepLayers::default(), best: None, profiles: 0, others: Vec::new() }
     }
 
     /// Begins a profile.
     pub fn begin(&mut self) {
-        self.begun = Layers::default();
+        self.begun = StepLayers::default();
     }
 
     /// Adds a record to it; an error says why it cannot be.
@@ -46,13 +46,13 @@ impl Best {
     }
 
     /// Ends it: whose it is, and how many records of it are missing.
-    pub fn end(&mut self, of: Layers) {
-        let Layers { job, rank, step, missing, .. } = of;
+    pub fn end(&mut self, of: StepLayers) {
+        let StepLayers { job, rank, step, missing, .. } = of;
         let mut layers = std::mem::take(&mut self.begun);
         (layers.job, layers.rank, layers.step, layers.missing) =
             (job.or_else(|| self.job.clone()), rank, step, missing);
         self.profiles += 1;
-        let Choice { job, rank } = &self.choice;
+        let ProfileChoice { job, rank } = &self.choice;
         if job.is_some() && *job != layers.job || rank.is_some() && *rank != layers.rank {
             if self.others.len() < MOST_LISTED {
                 self.others.push(layers.whose());
@@ -63,8 +63,8 @@ impl Best {
     }
 
     /// That profile, and how many there are; an error says which others there are.
-    pub fn finish(self) -> Result<(Layers, usize), String> {
-        let meant = Layers::of(self.choice.job, self.choice.rank, None);
+    pub fn finish(self) -> Result<(StepLayers, usize), String> {
+        let meant = StepLayers::of(self.choice.job, self.choice.rank, None);
         self.best.map(|best| (best, self.profiles)).ok_or_else(|| match self.others.as_slice() {
             [] => "it has no layer profile: neither a recording with one, nor an object with `traces` of FairScale or \
                    `profiles` of /api/v1/jobs/JOB/layers"

@@ -4,7 +4,7 @@
 //! which to checkpoint, the most activations of one part, and the peak of the allocator that is to be expected. Invariant:
 //! the largest part and the layers are FairScale's `suggest_checkpoint_location`; all else is beside them.
 
-use super::layers::{Layer, Layers};
+use super::layers::{Layer, StepLayers};
 use super::partition::partition;
 use serde::Serialize;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub struct Checkpoints {
     /// The layers with which parts begin, but for the first: checkpoint before each.
     pub split_modules: Vec<String>,
     /// The parts. Each but the last is to be checkpointed: the backward pass begins with the last, which would gain nothing.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<CheckpointSegment>,
     /// How many checkpoints were asked for.
     pub checkpoints: usize,
     /// The largest part's activations by number of checkpoints, from none.
@@ -52,7 +52,7 @@ pub struct Checkpoints {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "testing", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "testing", schema(as = CheckpointSegment))]
-pub struct Segment {
+pub struct CheckpointSegment {
     /// The first layer.
     pub first: String,
     /// The last layer.
@@ -67,7 +67,7 @@ pub struct Segment {
 ///
 /// # Errors
 /// Nothing is known of any layer's activations, or their sizes cannot be; says why.
-pub fn checkpoints(of: &Layers, most: usize, skipped: usize) -> Result<Checkpoints, String> {
+pub fn checkpoints(of: &StepLayers, most: usize, skipped: usize) -> Result<Checkpoints, String> {
     let all = &of.layers;
     if all.is_empty() {
         return Err(match of.unknown {
@@ -87,7 +87,7 @@ pub fn checkpoints(of: &Layers, most: usize, skipped: usize) -> Result<Checkpoin
     Ok(Checkpoints {
         max_memory: found.by_cuts.last().copied().unwrap_or(0),
         split_modules: found.cuts.iter().map(|cut| divided[*cut].name.clone()).collect(),
-        segments: parts.iter().filter_map(|part| Segment::of(part)).collect(),
+        segments: parts.iter().filter_map(|part| CheckpointSegment::of(part)).collect(),
         checkpoints: most,
         max_memory_by_checkpoints: found.by_cuts,
         layers: divided.len(),
@@ -104,7 +104,7 @@ pub fn checkpoints(of: &Layers, most: usize, skipped: usize) -> Result<Checkpoin
     })
 }
 
-impl Segment {
+impl CheckpointSegment {
     fn of(part: &[Layer]) -> Option<Self> {
         let (first, last) = (part.first()?, part.last()?);
         let (first, last, layers) = (first.name.clone(), last.name.clone(), part.len());
@@ -114,7 +114,7 @@ impl Segment {
 
 /// The most in live tensors that is to be expected: what was observed, and the difference between two models of a step, one
 /// with these parts and one without.
-fn predicted(of: &Layers, skipped: usize, cuts: &[usize]) -> Option<u64> {
+fn predicted(of: &StepLayers, skipped: usize, cuts: &[usize]) -> Option<u64> {
     let (highest, before) = (of.highest?, of.before?);
     let all = of.layers.len();
     let begins = [skipped].into_iter().chain(cuts.iter().map(|cut| skipped + cut));
@@ -193,10 +193,10 @@ mod tests {
     use super::*;
     use highwater_core::wire::{self, Direction};
 
-    /// Layers of these activations, each with so many bytes of parameters and a forward pass of a millisecond, in a step that
-    /// began with 1,000 bytes.
-    fn layers(activations: &[u64], parameters: u64) -> Layers {
-        let (mut layers, mut allocated) = (Layers::default(), 1_000_u64);
+    /// Layers of these activations, each with `parameters` bytes of parameters and a forward pass of a millisecond, in a step
+    /// that began with 1,000 bytes.
+    fn layers(activations: &[u64], parameters: u64) -> StepLayers {
+        let (mut layers, mut allocated) = (StepLayers::default(), 1_000_u64);
         for (nth, bytes) in activations.iter().enumerate() {
             allocated = allocated.saturating_add(*bytes);
             let layer = wire::Layer {
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!((advice.activation_bytes, advice.predicted_peak_bytes), (124, Some(1_124)));
         for (of, skipped, problem) in [
             (&of, 4, "4 layers are to be left out, and there are 4"),
-            (&Layers::default(), 0, "there is no layer that ran forward"),
+            (&StepLayers::default(), 0, "there is no layer that ran forward"),
             (&layers(&[u64::MAX, 1], 0), 0, "the layers' activations add up to more than 2^64 bytes"),
         ] {
             assert_eq!(checkpoints(of, 1, skipped).expect_err("no advice"), problem);

@@ -5,8 +5,8 @@
 //! refused with its name and why.
 
 use super::answer;
-use super::best::{Best, Choice};
-use super::layers::Layers;
+use super::best::{Best, ProfileChoice};
+use super::layers::StepLayers;
 use crate::formats::FileFormat;
 use crate::import::{fairscale, json_of};
 use highwater_core::source::OpenError;
@@ -19,7 +19,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The file cannot be read, is of no known form, or has no such profile.
-pub fn read(path: &Path, choice: &Choice) -> Result<(Layers, usize), OpenError> {
+pub fn read(path: &Path, choice: &ProfileChoice) -> Result<(StepLayers, usize), OpenError> {
     let mut best = Best::new(choice.clone());
     if FileFormat::is_own(path) {
         recorded(path, &mut best)?;
@@ -30,12 +30,12 @@ pub fn read(path: &Path, choice: &Choice) -> Result<(Layers, usize), OpenError> 
 }
 
 fn recorded(path: &Path, best: &mut Best) -> Result<(), OpenError> {
-    let mut file = rows::File::open(path)?;
+    let mut file = rows::RecordingReader::open(path)?;
     let heads = file.profiles()?;
     let (mut last, mut problem) = (None, None);
     let end = |best: &mut Best, position: usize| {
         let head = &heads[position];
-        let mut of = Layers::of(Some(head.job.clone()), Some(head.rank), head.step);
+        let mut of = StepLayers::of(Some(head.job.clone()), Some(head.rank), head.step);
         of.missing = head.missing;
         best.end(of);
     };
@@ -76,7 +76,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
                     members.next_value_seed(fairscale::Traces(|name: &str, (allocated, _), layer: &_| {
                         self.0.add(name, allocated, layer)
                     }))?;
-                    self.0.end(Layers::default());
+                    self.0.end(StepLayers::default());
                 }
                 answer::MEMBER => members.next_value_seed(answer::Profiles(self.0))?,
                 _ => drop(members.next_value::<IgnoredAny>()?),

@@ -29,7 +29,7 @@ pub struct Layer {
 
 /// The layers of one rank in one step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Layers {
+pub struct StepLayers {
     /// The job, where that is known.
     pub job: Option<String>,
     /// The rank, where that is known.
@@ -53,7 +53,7 @@ pub struct Layers {
     after: Option<u64>,
 }
 
-impl Layers {
+impl StepLayers {
     /// Of one rank.
     #[must_use]
     pub fn of(job: Option<String>, rank: Option<u32>, step: Option<u64>) -> Self {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn each_layer_is_where_it_first_ran_forward() {
-        let mut layers = Layers::default();
+        let mut layers = StepLayers::default();
         for (name, direction, activations) in [
             ("a", Direction::Forward, Some(7)),
             ("b", Direction::Forward, None),
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn more_layers_than_there_may_be_are_refused() {
-        let mut layers = Layers::default();
+        let mut layers = StepLayers::default();
         for nth in 0..MOST_LAYERS {
             layers.add(&nth.to_string(), None, &forward(Some(1))).expect("room");
         }
@@ -166,6 +166,6 @@ mod tests {
         let error = layers.add("more", None, &forward(Some(1))).expect_err("one too many");
         assert!(error.contains("65536 layers"), "{error}");
         let long = "x".repeat(LONGEST_NAME + 1);
-        assert!(Layers::default().add(&long, None, &forward(Some(1))).is_err());
+        assert!(StepLayers::default().add(&long, None, &forward(Some(1))).is_err());
     }
 }

@@ -14,10 +14,10 @@ mod layers;
 mod partition;
 pub mod recompute;
 
-pub use best::Choice;
-pub use checkpoints::{Checkpoints, Segment, checkpoints};
+pub use best::ProfileChoice;
+pub use checkpoints::{CheckpointSegment, Checkpoints, checkpoints};
 pub use file::read;
-pub use layers::{Layer, Layers};
+pub use layers::{Layer, StepLayers};
 pub use partition::{Partition, partition};
 
 /// The most checkpoints that are advised: with more, a model would be a list of single layers.

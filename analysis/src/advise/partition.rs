@@ -26,7 +26,7 @@ pub fn partition(numbers: &[u64], most: usize) -> Option<Partition> {
     }
     let sums = Sums { before };
     let most = most.min(numbers.len().saturating_sub(1));
-    // Cuts are found from the last row to the first. Only every so many rows are kept, and those between made again.
+    // Cuts are found from the last row to the first. Only every `stride`-th row is kept; the rows between are made again.
     let stride = most.isqrt().max(1);
     let mut row = sums.whole();
     let (mut kept, mut by_cuts) = (vec![row.clone()], vec![row[0]]);

@@ -15,7 +15,7 @@ pub(crate) mod torch_snapshot;
 
 use highwater_core::source::OpenError;
 use highwater_engine::recording::SkippedLines;
-pub use highwater_engine::recording::lines::{Fault, File, refuse};
+pub use highwater_engine::recording::lines::{Fault, LineFile, refuse};
 use serde_json::de::IoRead;
 use std::io::{BufReader, Read};
 use std::path::Path;
@@ -25,7 +25,7 @@ use std::path::Path;
 /// # Errors
 /// It cannot be read.
 pub fn bytes_of(path: &Path, most: u64) -> Result<impl Read, OpenError> {
-    Ok(File::open(path)?.bytes_up_to(most))
+    Ok(LineFile::open(path)?.bytes_up_to(most))
 }
 
 /// Reads a file that is one JSON object, as a stream.
@@ -36,21 +36,21 @@ pub(crate) fn json_of(
     path: &Path,
     read: impl FnOnce(&mut serde_json::Deserializer<IoRead<BufReader<Box<dyn Read>>>>) -> Result<(), serde_json::Error>,
 ) -> Result<(), OpenError> {
-    let file = File::open(path)?;
+    let file = LineFile::open(path)?;
     let reader: Box<dyn Read> = Box::new(file.bytes());
     let mut deserializer = serde_json::Deserializer::from_reader(BufReader::new(reader));
     let done = read(&mut deserializer).and_then(|()| deserializer.end());
     done.map_err(|error| refuse("recording_unreadable", path, error))
 }
 
-/// What is said of a last line that a tool was still writing.
+/// The problem that is reported for a last line that a tool was still writing.
 const CUT_OFF: &str = "it does not end with a newline, so it may be cut off";
 
 /// Passes every line of a text file to `take`, without its end. A line that a tool was still writing has no newline, and
 /// its last number may be cut off, so it is not used.
 fn each_line(
     path: &Path,
-    file: &File,
+    file: &LineFile,
     skipped: &mut SkippedLines,
     mut take: impl FnMut(&str) -> Result<(), Fault>,
 ) -> Result<(), OpenError> {

@@ -4,7 +4,7 @@
 use super::allocations::{self, Lifetime, MISSING, MOST_ALLOCATIONS};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
-use highwater_engine::recording::rows::{File, MOST_GPUS, needed, number, text};
+use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, needed, number, text};
 pub use highwater_engine::recording::tape::{Format, Tape, Times};
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ type Address = (Option<i64>, Option<i64>, u32, i64);
 /// An event: an address, its time, its size, and whether it allocates.
 type Event = (Address, i64, u64, bool);
 
-pub(crate) fn tape(mut file: File) -> Result<Tape, OpenError> {
+pub(crate) fn tape(mut file: RecordingReader) -> Result<Tape, OpenError> {
     let column = |name: &'static str| if file.has_column(TABLE, name) { name } else { "NULL" };
     let (kind, process, context) = (column("memKind"), column("globalPid"), column("contextId"));
     let query = format!(
@@ -60,7 +60,7 @@ pub(crate) fn tape(mut file: File) -> Result<Tape, OpenError> {
 }
 
 /// The GPU of each process's device: `CUDA_VISIBLE_DEVICES` can make every GPU of a node the device 0 of its process.
-fn gpus(file: &mut File) -> Result<BTreeMap<(i64, u32), u32>, OpenError> {
+fn gpus(file: &mut RecordingReader) -> Result<BTreeMap<(i64, u32), u32>, OpenError> {
     const DEVICES: &str = "TARGET_INFO_CUDA_DEVICE";
     if !["gpuId", "cudaId", "pid"].into_iter().all(|column| file.has_column(DEVICES, column)) {
         return Ok(BTreeMap::new());
@@ -72,7 +72,7 @@ fn gpus(file: &mut File) -> Result<BTreeMap<(i64, u32), u32>, OpenError> {
 }
 
 /// Name, size and UUID of each GPU, as far as the export has them.
-fn facts(file: &mut File) -> Result<BTreeMap<u32, Device>, OpenError> {
+fn facts(file: &mut RecordingReader) -> Result<BTreeMap<u32, Device>, OpenError> {
     const GPUS: &str = "TARGET_INFO_GPU";
     if !file.has_column(GPUS, "id") {
         return Ok(BTreeMap::new());
@@ -89,7 +89,11 @@ fn facts(file: &mut File) -> Result<BTreeMap<u32, Device>, OpenError> {
 
 /// Joins each release with its allocation. A release of what was allocated before the trace began is counted as
 /// skipped: how long that was there is not known.
-fn lifetimes(events: impl Iterator<Item = Event>, gpus: &BTreeMap<(i64, u32), u32>, file: &mut File) -> Vec<Lifetime> {
+fn lifetimes(
+    events: impl Iterator<Item = Event>,
+    gpus: &BTreeMap<(i64, u32), u32>,
+    file: &mut RecordingReader,
+) -> Vec<Lifetime> {
     let mut open: BTreeMap<Address, usize> = BTreeMap::new();
     let mut all: Vec<Lifetime> = Vec::new();
     for (address, at_ns, bytes, is_allocated) in events {

@@ -7,7 +7,7 @@ use super::readings::Readings;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::SkippedLines;
-pub use highwater_engine::recording::lines::{Fault, File};
+pub use highwater_engine::recording::lines::{Fault, LineFile};
 pub use highwater_engine::recording::tape::{Format, READING_NS, Tape, Times};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -53,7 +53,7 @@ pub(crate) fn is_first_line(line: &str) -> bool {
     Columns::named(line).is_some() || has_size() || Columns::guessed(line).is_ok()
 }
 
-pub(crate) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
+pub(crate) fn tape(path: &Path, file: &LineFile) -> Result<Tape, OpenError> {
     let (mut reader, mut skipped) = (Reader::default(), SkippedLines::default());
     super::each_line(path, file, &mut skipped, |line| reader.take(line))?;
     let format = if reader.has(Column::Time) { TIMED } else { UNTIMED };

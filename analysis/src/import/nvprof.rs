@@ -4,7 +4,7 @@
 use super::allocations::{self, Lifetime, MISSING, MOST_ALLOCATIONS};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
-use highwater_engine::recording::rows::{File, MOST_GPUS, needed, number};
+use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, needed, number};
 pub use highwater_engine::recording::tape::{Format, Tape, Times};
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const FORMAT: Format = Format { name: "nvprof profile", times: Times::Relative, 
 /// CUPTI's kinds of memory that is the host's: pageable and pinned.
 const OF_HOST: [i64; 2] = [1, 2];
 
-pub(crate) fn tape(mut file: File) -> Result<Tape, OpenError> {
+pub(crate) fn tape(mut file: RecordingReader) -> Result<Tape, OpenError> {
     let kind = if file.has_column(TABLE, "memoryKind") { "memoryKind" } else { "NULL" };
     let query = format!("SELECT deviceId, start, end, bytes, {kind} FROM {TABLE} ORDER BY start");
     let rows = file.rows(TABLE, &query, 0, MOST_ALLOCATIONS, |row| {
@@ -36,7 +36,7 @@ pub(crate) fn tape(mut file: File) -> Result<Tape, OpenError> {
 }
 
 /// The size of each device, if the profile has the devices.
-fn facts(file: &mut File) -> Result<BTreeMap<u32, Device>, OpenError> {
+fn facts(file: &mut RecordingReader) -> Result<BTreeMap<u32, Device>, OpenError> {
     const DEVICES: &str = "CUPTI_ACTIVITY_KIND_DEVICE";
     if !file.has_column(DEVICES, "globalMemorySize") || !file.has_column(DEVICES, "id") {
         return Ok(BTreeMap::new());

@@ -4,7 +4,7 @@ use super::readings::Readings;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::SkippedLines;
-pub use highwater_engine::recording::lines::{Fault, File};
+pub use highwater_engine::recording::lines::{Fault, LineFile};
 pub use highwater_engine::recording::tape::{Format, Tape, Times};
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub(crate) fn is_line(line: &str) -> bool {
     parse(line).is_ok()
 }
 
-pub(crate) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
+pub(crate) fn tape(path: &Path, file: &LineFile) -> Result<Tape, OpenError> {
     let (mut readings, mut skipped) = (Readings::default(), SkippedLines::default());
     super::each_line(path, file, &mut skipped, |line| {
         let (gpu, at_ns, used) = parse(line).map_err(Fault::Line)?;

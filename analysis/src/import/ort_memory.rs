@@ -6,14 +6,14 @@
 
 use crate::log_lines::LogLines;
 use highwater_core::source::OpenError;
-use highwater_engine::recording::lines::{File, broken_off, short};
+use highwater_engine::recording::lines::{LineFile, broken_off, short};
 use highwater_engine::recording::{SkippedLines, refuse};
 use std::io::{BufReader, ErrorKind};
 use std::path::Path;
 
 /// Every line of this kind has it.
 const MARK: &str = " memory (MiB) | phase: ";
-/// Within so many bytes, unpacked, a log has the first of them.
+/// A log has its first line of this kind within this number of unpacked bytes.
 pub(crate) const BEGIN: usize = 4 << 20;
 /// The longest name of a phase, bytes.
 const MOST_NAME_BYTES: usize = 64;
@@ -61,7 +61,7 @@ pub(crate) fn each(
     mut take: impl FnMut(Statistics) -> Result<(), String>,
 ) -> Result<SkippedLines, OpenError> {
     let (mut skipped, mut last) = (SkippedLines::default(), 0);
-    let mut lines = LogLines::new(BufReader::new(File::open(path)?.bytes()));
+    let mut lines = LogLines::new(BufReader::new(LineFile::open(path)?.bytes()));
     loop {
         let line = match lines.next() {
             Ok(Some(line)) => line,

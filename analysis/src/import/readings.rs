@@ -13,10 +13,10 @@ use highwater_engine::recording::tape::{Format, Tape};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// From so many intervals the poller's period is learned.
+/// Number of intervals from which the poller's period is learned.
 const LEARNED_FROM: usize = 256;
-/// A pause of more than so many periods is a gap. A poller that sleeps between calls has no deadlines, so a few periods
-/// are nothing unusual.
+/// A pause of more than this number of periods is a gap. A poller that sleeps between calls has no deadlines, so a few
+/// periods are nothing unusual.
 const GAP_PERIODS: i64 = 10;
 /// The most changes of all GPUs that are kept: 192 MiB.
 const MOST_POINTS: usize = 1 << 23;

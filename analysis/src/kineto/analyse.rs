@@ -9,7 +9,7 @@ use super::idle::{Causes, Idle};
 use super::intervals::Intervals;
 use super::steps::{self, Window};
 use super::trace::{Op, Trace, Work};
-use super::usage::{self, Usage};
+use super::usage::{self, CollectiveUsage};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -66,7 +66,7 @@ pub struct Step {
     /// How many kernels count as computation although their name looks like a collective of some other library.
     pub collective_lookalikes: u64,
     /// The collectives that the step launched, by kind.
-    pub collectives: Vec<Usage>,
+    pub collectives: Vec<CollectiveUsage>,
 }
 
 /// What the GPUs did.

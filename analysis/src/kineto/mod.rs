@@ -29,9 +29,9 @@ pub use analyse::{Activity, Analysis, Step, Stretch, analyse, analyse_and_draw};
 pub use collective::{Collective, Kind};
 pub use idle::Idle;
 pub use ranks::{Clocks, KindShare, RankShare, Ranks, compare};
-pub use read::{Error, read};
+pub use read::{TraceError, read};
 pub use trace::{Op, Trace, Work};
-pub use usage::Usage;
+pub use usage::CollectiveUsage;
 
 /// The most events of one trace that are kept: what ran on a GPU, the calls that launched it, steps and data loading.
 /// Reading and analysing a trace of that many kernels took 412 MB.

@@ -21,27 +21,27 @@ const MOST_MEMBER_BYTES: usize = 64 << 20;
 
 /// Why a file is no trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Error {
+pub enum TraceError {
     /// It has more than is kept; says more than what.
     TooLarge(String),
     /// It cannot be read, or is not a trace; says where.
     Unreadable(String),
 }
 
-impl std::fmt::Display for Error {
+impl std::fmt::Display for TraceError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (Self::TooLarge(problem) | Self::Unreadable(problem)) = self;
         f.write_str(problem)
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for TraceError {}
 
 /// Reads a trace.
 ///
 /// # Errors
 /// The text is not JSON, has no events, or exceeds the bounds. That it ends early is no error if it has any event.
-pub fn read(from: impl Read) -> Result<Trace, Error> {
+pub fn read(from: impl Read) -> Result<Trace, TraceError> {
     let allowance = Allowance::new(MOST_MEMBER_BYTES);
     let mut file =
         File { reading: Reading::default(), allowance: allowance.clone(), has_events: false, is_full: false };
@@ -50,18 +50,20 @@ pub fn read(from: impl Read) -> Result<Trace, Error> {
         Ok(()) => {}
         Err(_) if file.is_full => {
             let bounds = format!("{MOST_EVENTS} events on GPUs, calls and steps, or {MOST_NAME_BYTES} bytes of names");
-            return Err(Error::TooLarge(format!("it has more than {bounds}")));
+            return Err(TraceError::TooLarge(format!("it has more than {bounds}")));
         }
         Err(error) if error.is_eof() || error.io_error_kind() == Some(ErrorKind::UnexpectedEof) => {
             file.reading.trace.is_cut_short = true;
         }
         Err(error) if error.io_error_kind() == Some(ErrorKind::FileTooLarge) => {
-            return Err(Error::TooLarge(error.to_string()));
+            return Err(TraceError::TooLarge(error.to_string()));
         }
-        Err(error) => return Err(Error::Unreadable(error.to_string())),
+        Err(error) => return Err(TraceError::Unreadable(error.to_string())),
     }
     if !file.has_events {
-        return Err(Error::Unreadable("it has no `traceEvents`, so it is no trace of PyTorch's profiler".to_owned()));
+        return Err(TraceError::Unreadable(
+            "it has no `traceEvents`, so it is no trace of PyTorch's profiler".to_owned(),
+        ));
     }
     Ok(file.reading.finish())
 }
@@ -248,7 +250,7 @@ mod tests {
                     assert_eq!(trace.base_ns, Some(7), "{end}");
                     counts.push(trace.ops.len());
                 }
-                Err(error) => assert!(end < begin && matches!(error, Error::Unreadable(_)), "{end}: {error}"),
+                Err(error) => assert!(end < begin && matches!(error, TraceError::Unreadable(_)), "{end}: {error}"),
             }
         }
         assert!(counts.is_sorted());
@@ -282,14 +284,14 @@ mod tests {
             (r#"{"traceEvents": [}"#, "at line 1 column 18"),
         ] {
             let error = read(text.as_bytes()).expect_err(text);
-            assert!(matches!(&error, Error::Unreadable(found) if found.contains(problem)), "{error:?}");
+            assert!(matches!(&error, TraceError::Unreadable(found) if found.contains(problem)), "{error:?}");
         }
     }
 
     #[test]
     fn one_event_that_is_too_long_is_refused() {
         let long = format!(r#"{{"traceEvents": [{{"name": "{}"}}]}}"#, "x".repeat(MOST_EVENT_BYTES + (1 << 18)));
-        assert!(matches!(read(long.as_bytes()), Err(Error::TooLarge(_))));
+        assert!(matches!(read(long.as_bytes()), Err(TraceError::TooLarge(_))));
         // Many that are not are no problem.
         let many = vec![format!(r#"{{"name": "{}"}}"#, "x".repeat(1 << 18)); 8].join(",");
         assert_eq!(events(&many).unusable, 0);

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// The collectives of one kind. Bandwidths count all of a kernel's time, in which it may have waited for other ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Usage {
+pub struct CollectiveUsage {
     /// The kind.
     pub kind: Kind,
     /// How many there were.
@@ -59,7 +59,7 @@ impl Collective {
 }
 
 /// The collectives by kind.
-pub(super) fn by_kind<'a>(collectives: impl IntoIterator<Item = &'a Collective>) -> Vec<Usage> {
+pub(super) fn by_kind<'a>(collectives: impl IntoIterator<Item = &'a Collective>) -> Vec<CollectiveUsage> {
     let mut kinds = std::collections::BTreeMap::<Kind, Vec<&Collective>>::new();
     for collective in collectives {
         kinds.entry(collective.kind).or_default().push(collective);
@@ -67,7 +67,7 @@ pub(super) fn by_kind<'a>(collectives: impl IntoIterator<Item = &'a Collective>)
     kinds.into_iter().map(|(kind, all)| of_kind(kind, &all)).collect()
 }
 
-fn of_kind(kind: Kind, all: &[&Collective]) -> Usage {
+fn of_kind(kind: Kind, all: &[&Collective]) -> CollectiveUsage {
     let (mut total_ns, mut bytes, mut message, mut bus) = (0_u64, 0_u64, Rate::default(), Rate::default());
     for collective in all {
         total_ns = total_ns.saturating_add(collective.duration_ns());
@@ -79,7 +79,7 @@ fn of_kind(kind: Kind, all: &[&Collective]) -> Usage {
             bus.add(size, collective.duration_ns());
         }
     }
-    Usage {
+    CollectiveUsage {
         kind,
         count: all.len() as u64,
         total_ns,

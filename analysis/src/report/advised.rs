@@ -6,7 +6,7 @@
 use super::layers::Profile;
 use super::table::size;
 use super::{Found, Report};
-use crate::advise::{Checkpoints, Layers, checkpoints};
+use crate::advise::{Checkpoints, StepLayers, checkpoints};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -46,7 +46,7 @@ fn of(report: &Report, profile: &Profile) -> Option<Advised> {
     if profile.left_out > 0 || profile.missing > 0 {
         return None;
     }
-    let mut layers = Layers::of(Some(profile.job.clone()), Some(profile.rank), profile.step);
+    let mut layers = StepLayers::of(Some(profile.job.clone()), Some(profile.rank), profile.step);
     for record in &profile.records {
         layers.add(report.layers.names.get(record.name)?, record.allocated, &record.layer).ok()?;
     }
@@ -54,7 +54,7 @@ fn of(report: &Report, profile: &Profile) -> Option<Advised> {
     Some(Advised { text: sentence(&checkpoints, &layers), checkpoints })
 }
 
-fn sentence(advice: &Checkpoints, layers: &Layers) -> String {
+fn sentence(advice: &Checkpoints, layers: &StepLayers) -> String {
     let (count, at) = (advice.split_modules.len(), advice.split_modules.join(", "));
     let mut text = format!(
         "Activations of {}: with {count} checkpoints, at {at}, at most {} are held at a time instead of {}.",

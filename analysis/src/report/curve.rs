@@ -23,7 +23,7 @@ pub struct Curve {
     changes: u64,
 }
 
-/// Of each bucket usually so many points are kept: first, last, lowest and highest. The longest gap takes two more.
+/// Number of points that are usually kept of each bucket: first, last, lowest and highest. The longest gap takes two more.
 const USUAL_OF_EACH: usize = 4;
 
 impl Curve {

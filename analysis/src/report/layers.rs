@@ -8,7 +8,7 @@ use highwater_core::jobs::{self, Tallied, Tally, Totals};
 use highwater_core::source::OpenError;
 use highwater_core::wire::Layer;
 use highwater_engine::recording::LayerRecord;
-use highwater_engine::recording::rows::File;
+use highwater_engine::recording::rows::RecordingReader;
 use std::collections::BTreeMap;
 
 /// Different layers of all profiles of a file: a job may have 4,096.
@@ -78,7 +78,8 @@ impl Layers {
         Self { room: room.records, ..Self::default() }
     }
 
-    /// Divides the room for records evenly over profiles of so many records each: what one does not need, others have.
+    /// Divides the room for records evenly over profiles, of which `counts` has the number of records. Room that one profile
+    /// does not need goes to the others.
     pub(super) fn divide(&mut self, counts: impl IntoIterator<Item = usize>) {
         let mut counts: Vec<usize> = counts.into_iter().collect();
         counts.sort_unstable();
@@ -95,7 +96,7 @@ impl Layers {
     }
 
     /// Reads the profiles of a recording in our own format.
-    pub(super) fn read(file: &mut File, room: Room) -> Result<Self, OpenError> {
+    pub(super) fn read(file: &mut RecordingReader, room: Room) -> Result<Self, OpenError> {
         let (mut layers, heads) = (Self::new(room), file.profiles()?);
         layers.divide(file.record_counts(&heads)?);
         let new = heads.iter().map(|head| Profile::new(head.job.clone(), head.rank, head.step, head.missing));

@@ -33,7 +33,7 @@ pub(crate) struct At {
 
 /// The most that was allocated, bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Peak {
+pub(crate) struct LoggedPeak {
     bytes: u64,
     /// The line before it; `None` if it was reached before the first.
     after: Option<At>,
@@ -70,7 +70,7 @@ pub(crate) struct Logged {
     lines: u64,
     first_step: u64,
     last_step: u64,
-    peak: Peak,
+    peak: LoggedPeak,
     max_reserved_bytes: u64,
     parameter_bytes: Option<u64>,
     gradient_bytes: Option<u64>,
@@ -194,7 +194,7 @@ impl Logged {
             lines: 0,
             first_step: line.step,
             last_step: line.step,
-            peak: Peak { bytes: line.max_allocated, after: None, before: at.clone() },
+            peak: LoggedPeak { bytes: line.max_allocated, after: None, before: at.clone() },
             max_reserved_bytes: 0,
             parameter_bytes: None,
             gradient_bytes: None,
@@ -215,7 +215,7 @@ impl Logged {
         let rose = line.max_allocated > self.max_allocated || has_restarted;
         if line.max_allocated > self.peak.bytes {
             let after = (!has_restarted).then(|| self.last.clone());
-            self.peak = Peak { bytes: line.max_allocated, after, before: at.clone() };
+            self.peak = LoggedPeak { bytes: line.max_allocated, after, before: at.clone() };
         }
         if has_restarted {
             // What grew is judged within one run.
@@ -412,7 +412,7 @@ mod tests {
             + &line(0, "post_forward", [90, 95, 99], "");
         let report = opened(&text).expect("a log");
         assert_eq!(report.gpus[0].usage.peak, Some((100 << 20, 0)), "the 700 MiB are of before the first line");
-        let Peak { bytes, after, before } = &report.logged[0].peak;
+        let LoggedPeak { bytes, after, before } = &report.logged[0].peak;
         assert_eq!((*bytes, after, before.step), (700 << 20, &None, 4));
         let points: Vec<_> =
             report.gpus[0].usage.curve.points().iter().map(|point| point.used.map(|used| used >> 20)).collect();

@@ -42,7 +42,7 @@ pub use spans::{Ended, Row, Span, Spans};
 pub use table::{Table, size};
 pub use text::{comparison_of_ranks, summary};
 pub use trace::{Traced, ranks};
-pub use usage::Usage;
+pub use usage::MemoryUsage;
 
 use crate::formats::FileFormat;
 use highwater_core::gpu::Device;
@@ -68,14 +68,14 @@ pub struct Room {
 const MOST_POINTS_OF_ONE: usize = 100_000;
 
 impl Room {
-    /// The room of each of so many recordings.
+    /// The room of each of `recordings` recordings.
     #[must_use]
     pub fn of(recordings: usize) -> Self {
         let recordings = recordings.max(1);
         Self { points: 280_000 / recordings, spans: 60_000 / recordings, records: 30_000 / recordings }
     }
 
-    /// How many points each of so many GPUs may have.
+    /// How many points each of `gpus` GPUs may have.
     fn points_of_one(self, gpus: usize) -> usize {
         (self.points / gpus.max(1)).min(MOST_POINTS_OF_ONE)
     }
@@ -144,7 +144,7 @@ pub struct Gpu {
     /// What it is.
     pub device: Device,
     /// What its memory did.
-    pub usage: Usage,
+    pub usage: MemoryUsage,
     /// How many allocations the recording has, if it is one of allocations.
     pub allocations: Option<u64>,
     /// The largest of them.
@@ -292,9 +292,15 @@ impl Report {
 }
 
 impl Gpu {
-    /// One with at most so many points.
+    /// One with at most `most` points.
     fn new(device: Device, begin_ns: i64, most: usize) -> Self {
-        Self { device, usage: Usage::new(begin_ns, most), allocations: None, largest: Vec::new(), allocator: None }
+        Self {
+            device,
+            usage: MemoryUsage::new(begin_ns, most),
+            allocations: None,
+            largest: Vec::new(),
+            allocator: None,
+        }
     }
 }
 

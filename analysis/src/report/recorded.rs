@@ -6,7 +6,7 @@ use super::{FirstSaid, Found, Gpu, Layers, Origin, Report, Room, index_of, peaks
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
-use highwater_engine::recording::rows::{File, MOST_GPUS, json, needed, number, text, word};
+use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, json, needed, number, text, word};
 use highwater_engine::recording::{Times, is_too_long, short};
 use rusqlite::Row;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ const LONGEST_SENTENCE: usize = 1_000;
 /// # Errors
 /// As [`Report::open`].
 pub fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
-    let mut file = File::open(path)?;
+    let mut file = RecordingReader::open(path)?;
     let devices = file.devices()?;
     let (begin_ns, end_ns) = interval(&mut file, &devices)?;
     let count = devices.len();
@@ -72,7 +72,10 @@ pub fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
 
 /// The recording's begin and end. The last readings of a file whose writer was killed lie after the end that it noted, and
 /// a damaged file may have noted none.
-fn interval(file: &mut File, devices: &BTreeMap<u32, (Device, Option<i64>)>) -> Result<(i64, i64), OpenError> {
+fn interval(
+    file: &mut RecordingReader,
+    devices: &BTreeMap<u32, (Device, Option<i64>)>,
+) -> Result<(i64, i64), OpenError> {
     let (mut begin_ns, mut end_ns) = (file.meta::<i64>("begin_ns"), file.meta::<i64>("end_ns"));
     let is_noted = begin_ns.is_some();
     for (gpu, (_, until_ns)) in devices {
@@ -97,7 +100,12 @@ fn interval(file: &mut File, devices: &BTreeMap<u32, (Device, Option<i64>)>) -> 
     Ok((begin_ns, end_ns))
 }
 
-fn samples(file: &mut File, gpu: u32, to: &mut Gpu, (begin_ns, end_ns): (i64, i64)) -> Result<(), OpenError> {
+fn samples(
+    file: &mut RecordingReader,
+    gpu: u32,
+    to: &mut Gpu,
+    (begin_ns, end_ns): (i64, i64),
+) -> Result<(), OpenError> {
     let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
     let read = |row: &Row<'_>| {
         let at_ns: i64 = needed(row, 0)?;
@@ -119,13 +127,13 @@ fn near(at_ns: i64, (begin_ns, end_ns): (i64, i64)) -> Result<i64, String> {
 }
 
 /// The highest memory inside each phase, bytes, by the phases' numbers.
-fn peaks(file: &mut File) -> Result<Vec<(i64, u64)>, OpenError> {
+fn peaks(file: &mut RecordingReader) -> Result<Vec<(i64, u64)>, OpenError> {
     let query = "SELECT phase, max(peak_bytes) FROM phase_memory WHERE typeof(peak_bytes) = 'integer' GROUP BY phase \
                  ORDER BY phase";
     file.rows("phase_memory", query, 0, MOST_PEAKS, |row| Ok((needed(row, 0)?, needed(row, 1)?)))
 }
 
-fn spans(file: &mut File, interval: (i64, i64), mut spans: Spans) -> Result<Spans, OpenError> {
+fn spans(file: &mut RecordingReader, interval: (i64, i64), mut spans: Spans) -> Result<Spans, OpenError> {
     let peaks = peaks(file)?;
     let query = "SELECT job, rank, kind, name, step, begin_ns, end_ns, id FROM phases ORDER BY id";
     let read = |row: &Row<'_>| {
@@ -153,7 +161,7 @@ fn spans(file: &mut File, interval: (i64, i64), mut spans: Spans) -> Result<Span
 }
 
 /// The GPUs of each rank.
-fn gpus_of(file: &mut File) -> Result<BTreeMap<(String, u32), BTreeSet<String>>, OpenError> {
+fn gpus_of(file: &mut RecordingReader) -> Result<BTreeMap<(String, u32), BTreeSet<String>>, OpenError> {
     let rows = file.rows("ranks", "SELECT job, rank, gpus FROM ranks", 0, MOST_RANKS, |row| {
         let gpus: Option<Vec<String>> = json(row, 2)?;
         let gpus = gpus.map(|gpus| gpus.into_iter().take(MOST_GPUS).map(|uuid| short(&uuid, LONGEST_NAME)).collect());
@@ -163,7 +171,7 @@ fn gpus_of(file: &mut File) -> Result<BTreeMap<(String, u32), BTreeSet<String>>,
     Ok(rows.into_iter().filter_map(|(rank, gpus)| Some((rank, gpus?))).collect())
 }
 
-fn findings(file: &mut File, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<Found>, OpenError> {
+fn findings(file: &mut RecordingReader, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<Found>, OpenError> {
     let query = "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice, seen_ns,
                  first_seen_ns, first_what, first_why FROM findings ORDER BY begin_ns, id";
     file.rows("findings", query, 0, MOST_FINDINGS, |row| {

@@ -86,7 +86,7 @@ pub struct Spans {
 const MOST_ROWS: usize = 1 << 14;
 
 impl Spans {
-    /// None yet. At most so many are kept one by one, and those at these times before all others.
+    /// No spans yet. Keeps at most `most` spans one by one; spans that cover a time in `keep` are dropped last.
     #[must_use]
     pub fn new(most: usize, keep: Vec<i64>) -> Self {
         Self { most, keep, ..Self::default() }

@@ -1,4 +1,4 @@
-//! A report as text: for terminals, and for whoever reads a log of CI.
+//! A report as text: for terminals, and for readers of a CI log.
 
 use super::layers::Profile;
 use super::table::{Table, milliseconds, size, size_if};

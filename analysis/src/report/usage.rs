@@ -4,7 +4,7 @@ use super::curve::{Curve, Point};
 
 /// Memory in use, over time. Times are those of the recording, nanoseconds.
 #[derive(Debug, Clone)]
-pub struct Usage {
+pub struct MemoryUsage {
     /// The highest, bytes, and when it was first reached; `None` if no reading succeeded.
     pub peak: Option<(u64, i64)>,
     /// The lowest, bytes.
@@ -19,7 +19,7 @@ pub struct Usage {
     last: Point,
 }
 
-impl Usage {
+impl MemoryUsage {
     /// Nothing is known from `begin_ns` on. The curve has at most `most` points.
     #[must_use]
     pub fn new(begin_ns: i64, most: usize) -> Self {
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn peaks_means_and_gaps_are_those_of_the_changes() {
-        let mut usage = Usage::new(1_000, 100);
+        let mut usage = MemoryUsage::new(1_000, 100);
         for (at_ns, used) in [
             (1_050, Some(30)),
             (1_100, Some(70)),
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!((usage.known_ns, usage.gap_ns), (50 + 100 + 100 + 500, 50 + 100 + 100));
         assert_eq!(usage.mean_bytes(), Some((30.0 * 50.0 + 90.0 * 100.0 + 20.0 * 100.0 + 90.0 * 500.0) / 750.0));
         assert_eq!(usage.curve.points().last(), Some(&Point { at_ns: 1_900, used: None }));
-        let mut never = Usage::new(0, 100);
+        let mut never = MemoryUsage::new(0, 100);
         never.end(None, 10);
         assert_eq!((never.peak, never.mean_bytes(), never.gap_ns), (None, None, 10));
     }

@@ -6,7 +6,7 @@
 //! job does not send it, the fall alone makes it suspected, if less was free before than the fall gave back: an allocator
 //! that finds what it needs does not flush. A phase that refills memory by its nature excuses a fall too.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number};
+use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number};
 use super::steps::{Step, is_one_of, title};
 use super::view::{RankNow, View, bytes, human};
 use super::{Detector, Looked, Trouble};
@@ -59,8 +59,8 @@ impl Detector for AllocatorThrash {
         self.reported.retain(|key, _| view.knows(key));
     }
 
-    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
-        out.insert(Kind::AllocatorThrash, self.looked);
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
+        out.insert(FindingKind::AllocatorThrash, self.looked);
     }
 }
 
@@ -92,7 +92,7 @@ impl AllocatorThrash {
         let Some(certainty) = certainty else { return };
         let often = recent.iter().filter(|had| **had).count();
         let key = step.key.clone();
-        troubles.push(Trouble { kind: Kind::AllocatorThrash, key, from_ns: step.begin_ns, to_ns: step.end_ns });
+        troubles.push(Trouble { kind: FindingKind::AllocatorThrash, key, from_ns: step.begin_ns, to_ns: step.end_ns });
         let begin_ns = flushes.first().map_or(step.begin_ns, |(_, flush)| flush.trough_ns);
         let seen = Seen { flushes: &flushes, retries: step.retries, often, certainty, begin_ns, step: step.number };
         signs.push(seen.sign(view, &step.key, &step.gpus));
@@ -120,7 +120,7 @@ impl AllocatorThrash {
         let certainty = Certainty::Confirmed;
         let begin_ns = flushes.first().map_or(open.begin_ns, |(_, flush)| flush.trough_ns);
         let (key, from_ns, to_ns) = (rank.key.clone(), begin_ns, view.now_ns);
-        troubles.push(Trouble { kind: Kind::AllocatorThrash, key, from_ns, to_ns });
+        troubles.push(Trouble { kind: FindingKind::AllocatorThrash, key, from_ns, to_ns });
         let often = 1 + self.recent.get(&rank.key).map_or(0, |recent| recent.iter().filter(|had| **had).count());
         let seen = Seen { flushes: &flushes, retries: rose, often, certainty, begin_ns, step: open.number };
         signs.push(seen.sign(view, &rank.key, &rank.gpus));
@@ -167,7 +167,7 @@ impl Seen<'_> {
         let gpu = self.flushes.first().map(|(gpu, _)| *gpu).or(gpus.first().copied());
         let is_often = self.often >= CRITICAL_STEPS;
         Sign {
-            kind: Kind::AllocatorThrash,
+            kind: FindingKind::AllocatorThrash,
             subject: Subject { gpu, job: Some(key.0.clone()), rank: Some(key.1) },
             severity: if is_often { Severity::Critical } else { Severity::Warning },
             certainty: self.certainty,
@@ -212,7 +212,7 @@ impl Seen<'_> {
 
     fn why(&self) -> String {
         let fall = self.flushes.iter().max_by_key(|(_, flush)| flush.drop_bytes).map(|(_, flush)| {
-            let (fall, back) = (human(flush.drop_bytes), Span(flush.regrown_ns - flush.trough_ns));
+            let (fall, back) = (human(flush.drop_bytes), HumanDuration(flush.regrown_ns - flush.trough_ns));
             format!("memory in use fell by {fall} and half of it was back {back} later")
         });
         let retries = self.retries.map(|retries| format!("the allocator counted {retries} failed allocations"));
@@ -243,7 +243,7 @@ mod tests {
         i64::try_from(nth).expect("a step") * SECOND_NS
     }
 
-    /// A step of rank 0, whose counter of retries rose by so much.
+    /// A step of rank 0, whose counter of retries rose by `retries`.
     fn step(nth: u64, retries: Option<u64>) -> Step {
         Step { retries, ..Hand::step(0, nth, at(nth), &[("forward", 250), ("backward", 250)]) }
     }
@@ -258,7 +258,7 @@ mod tests {
         (Hand::with_ranks(2), AllocatorThrash::default())
     }
 
-    /// What is said of one step in which, or beside which, a GPU's memory fell.
+    /// The signs for one step in which, or beside which, a GPU's memory fell.
     fn of(step: Step, gpu: usize, fall: Flush) -> Vec<Sign> {
         let (mut hand, mut detector) = new();
         hand.flushes = vec![(gpu, fall)];
@@ -285,7 +285,7 @@ mod tests {
         (hand.now_ns, hand.steps) = (at(6), vec![step(5, Some(3))]);
         let (signs, troubles) = hand.look(&mut detector);
         let ([sign], [trouble]) = (&signs[..], &troubles[..]) else { panic!("one each: {signs:?}") };
-        assert_eq!((trouble.kind, &trouble.key), (Kind::AllocatorThrash, &key(0)));
+        assert_eq!((trouble.kind, &trouble.key), (FindingKind::AllocatorThrash, &key(0)));
         assert_eq!((trouble.from_ns, trouble.to_ns), (at(5), at(5) + 500 * MILLISECOND_NS));
         assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
         assert_eq!((sign.step, sign.begin_ns, sign.until_ns), (Some(5), at(5) + 1, at(6) + hand.settings.hold_ns));

@@ -2,12 +2,12 @@
 //!
 //! Enters: signs. Leaves: findings with numbers of their own. Invariants: a sign of what goes on already prolongs it; one
 //! whose signs have run out ended with the last of them and does not come back, another one is raised instead; both lists
-//! are bounded, and their room is shared among owners: whoever has most gives way, and what is said of a GPU without a job,
-//! which is the driver's word, gives way to no job.
+//! are bounded, and their room is shared among owners: the owner with the most findings gives way, and a finding about
+//! a GPU without a job, which the driver reports, gives way to no job.
 
 use super::Ratios;
-use super::finding::{Finding, Kind, Said, Severity, Sign, Subject};
-use super::tally::{Counted, Tally};
+use super::finding::{Finding, FindingKind, Said, Severity, Sign, Subject};
+use super::tally::{Counted, FindingCounts};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
@@ -26,14 +26,14 @@ const MOST_ENDED: usize = 256;
 pub struct Board {
     active: BTreeMap<Key, Finding>,
     ended: VecDeque<Finding>,
-    raised: Tally,
+    raised: FindingCounts,
     dropped: u64,
     next_id: u64,
     ratios: BTreeMap<RankKey, Ratios>,
 }
 
 /// A GPU goes by its UUID: after the driver was opened again its position may be another's.
-type Key = (Kind, Option<String>, Option<JobId>, Option<u32>, Option<u64>);
+type Key = (FindingKind, Option<String>, Option<JobId>, Option<u32>, Option<u64>);
 
 /// What one turn changed.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -138,15 +138,15 @@ impl Board {
     /// ranks that are gone.
     pub(super) fn advance_without_node(&mut self, now_ns: i64, is_known: impl Fn(&RankKey) -> bool) -> Change {
         self.ratios.retain(|key, _| is_known(key));
-        let lost = self.active.values_mut().filter(|finding| finding.sign.kind == Kind::GpuLost);
+        let lost = self.active.values_mut().filter(|finding| finding.sign.kind == FindingKind::GpuLost);
         lost.for_each(|finding| finding.seen_ns = now_ns);
-        Change { ended: self.end(now_ns, |finding| finding.sign.kind != Kind::GpuLost), ..Change::default() }
+        Change { ended: self.end(now_ns, |finding| finding.sign.kind != FindingKind::GpuLost), ..Change::default() }
     }
 
     /// A GPU that was lost and is not among these is lost still. A MIG instance was taken away: it is no more.
     pub(super) fn keep_lost(&mut self, uuids: &[String], now_ns: i64) {
         for ((kind, uuid, ..), finding) in &mut self.active {
-            if *kind == Kind::GpuLost
+            if *kind == FindingKind::GpuLost
                 && uuid.as_ref().is_some_and(|uuid| !uuids.contains(uuid) && !uuid.starts_with("MIG-"))
             {
                 (finding.sign.until_ns, finding.seen_ns) = (now_ns + SECOND_NS, now_ns);
@@ -223,7 +223,7 @@ mod tests {
     use super::super::finding::{Certainty, Text};
     use super::*;
 
-    fn sign(kind: Kind, gpu: usize, severity: Severity, until_ns: i64) -> Sign {
+    fn sign(kind: FindingKind, gpu: usize, severity: Severity, until_ns: i64) -> Sign {
         Sign {
             kind,
             subject: Subject { gpu: Some(gpu), ..Subject::default() },
@@ -247,17 +247,17 @@ mod tests {
     #[test]
     fn signs_prolong_what_goes_on_and_raise_anew_what_has_ended() {
         let mut board = Board::default();
-        let raised = board.update(vec![sign(Kind::GpuLost, 1, Severity::Warning, 10)], 0, of).raised;
+        let raised = board.update(vec![sign(FindingKind::GpuLost, 1, Severity::Warning, 10)], 0, of).raised;
         assert_eq!(raised.len(), 1);
         for (severity, until_ns, now_ns) in [(Severity::Critical, 20, 5), (Severity::Info, 12, 8)] {
-            let change = board.update(vec![sign(Kind::GpuLost, 1, severity, until_ns)], now_ns, of);
+            let change = board.update(vec![sign(FindingKind::GpuLost, 1, severity, until_ns)], now_ns, of);
             assert!(change.raised.is_empty() && change.ended.is_empty() && change.signs.len() == 1);
         }
         let finding = board.active().next().expect("it goes on");
         assert_eq!((finding.signs, finding.sign.severity, finding.sign.until_ns), (3, Severity::Critical, 20));
         assert_eq!(board.update(Vec::new(), 21, of).ended[0].id, raised[0].id);
         assert_eq!(board.active().count(), 0);
-        let again = board.update(vec![sign(Kind::GpuLost, 1, Severity::Info, 40)], 30, of).raised;
+        let again = board.update(vec![sign(FindingKind::GpuLost, 1, Severity::Info, 40)], 30, of).raised;
         assert_ne!(again[0].id, raised[0].id);
         let counts = board.counts(30, 0);
         assert_eq!(counts.iter().map(|(_, count)| count).sum::<u64>(), 2, "{counts:?}");
@@ -268,7 +268,7 @@ mod tests {
         let mut board = Board::default();
         let says = |step: u64| {
             let text = Text { what: format!("in step {step}"), ..Text::default() };
-            Sign { step: Some(step), text, ..sign(Kind::Straggler, 0, Severity::Info, 100) }
+            Sign { step: Some(step), text, ..sign(FindingKind::Straggler, 0, Severity::Info, 100) }
         };
         for step in [15, 20, 36] {
             board.update(vec![says(step)], step.cast_signed(), of);
@@ -282,11 +282,11 @@ mod tests {
     #[test]
     fn gpus_kinds_and_codes_are_apart() {
         let mut board = Board::default();
-        let xid = |code| Sign { code: Some(code), ..sign(Kind::Xid, 0, Severity::Info, 10) };
+        let xid = |code| Sign { code: Some(code), ..sign(FindingKind::Xid, 0, Severity::Info, 10) };
         let signs = vec![
-            sign(Kind::GpuLost, 0, Severity::Info, 10),
-            sign(Kind::GpuLost, 1, Severity::Info, 10),
-            sign(Kind::IdleGpu, 0, Severity::Info, 10),
+            sign(FindingKind::GpuLost, 0, Severity::Info, 10),
+            sign(FindingKind::GpuLost, 1, Severity::Info, 10),
+            sign(FindingKind::IdleGpu, 0, Severity::Info, 10),
             xid(13),
             xid(79),
         ];
@@ -296,9 +296,13 @@ mod tests {
     #[test]
     fn a_lost_gpu_stays_lost_while_there_is_no_node_and_where_it_does_not_come_back() {
         let mut board = Board::default();
-        board.update(vec![sign(Kind::GpuLost, 0, Severity::Critical, 5), sign(Kind::Xid, 0, Severity::Info, 5)], 0, of);
+        board.update(
+            vec![sign(FindingKind::GpuLost, 0, Severity::Critical, 5), sign(FindingKind::Xid, 0, Severity::Info, 5)],
+            0,
+            of,
+        );
         let change = board.advance_without_node(10, |_| false);
-        assert_eq!(change.ended.iter().map(|finding| finding.sign.kind).collect::<Vec<_>>(), [Kind::Xid]);
+        assert_eq!(change.ended.iter().map(|finding| finding.sign.kind).collect::<Vec<_>>(), [FindingKind::Xid]);
         board.keep_lost(&["GPU-1".to_owned()], 20);
         assert!(board.update(Vec::new(), 21, of).ended.is_empty());
         assert_eq!(board.update(Vec::new(), 30 + SECOND_NS, of).ended.len(), 1);
@@ -307,18 +311,18 @@ mod tests {
     #[test]
     fn what_becomes_worse_is_reported() {
         let mut board = Board::default();
-        board.update(vec![sign(Kind::Straggler, 0, Severity::Info, 5)], 0, of);
-        let change = board.update(vec![sign(Kind::Straggler, 0, Severity::Warning, 5)], 1, of);
+        board.update(vec![sign(FindingKind::Straggler, 0, Severity::Info, 5)], 0, of);
+        let change = board.update(vec![sign(FindingKind::Straggler, 0, Severity::Warning, 5)], 1, of);
         assert_eq!((change.raised.len(), change.escalated.len()), (0, 1));
     }
 
     #[test]
     fn both_lists_are_bounded_and_the_severe_find_a_place() {
         let mut board = Board::default();
-        let many = (0..1000).map(|gpu| sign(Kind::IdleGpu, gpu, Severity::Info, 10)).collect();
+        let many = (0..1000).map(|gpu| sign(FindingKind::IdleGpu, gpu, Severity::Info, 10)).collect();
         board.update(many, 0, of);
         assert_eq!((board.active().count(), board.dropped()), (MOST_ACTIVE, 1000 - MOST_ACTIVE as u64));
-        let change = board.update(vec![sign(Kind::GpuLost, 7, Severity::Critical, 10)], 1, of);
+        let change = board.update(vec![sign(FindingKind::GpuLost, 7, Severity::Critical, 10)], 1, of);
         assert_eq!((change.raised.len(), change.ended.len(), board.active().count()), (1, 1, MOST_ACTIVE));
         board.update(Vec::new(), 11, of);
         assert_eq!(board.ended().count(), MOST_ENDED);
@@ -328,7 +332,7 @@ mod tests {
     fn of_user(user: &str, rank: u32) -> Sign {
         let job = Some(JobId::new(Scope::of(None, Some(user)), "train"));
         let subject = Subject { gpu: Some(0), job, rank: Some(rank) };
-        Sign { subject, ..sign(Kind::AllocatorThrash, 0, Severity::Critical, 10) }
+        Sign { subject, ..sign(FindingKind::AllocatorThrash, 0, Severity::Critical, 10) }
     }
 
     fn held(board: &Board, user: Option<&str>) -> usize {
@@ -341,7 +345,8 @@ mod tests {
         let flood = || (0..1_000).map(|rank| of_user("666", rank));
         board.update(flood().collect(), 0, of);
         assert_eq!((held(&board, Some("666")), board.dropped()), (MOST_ACTIVE, 1_000 - MOST_ACTIVE as u64));
-        let lost = [sign(Kind::GpuLost, 3, Severity::Critical, 10), sign(Kind::Xid, 3, Severity::Info, 10)];
+        let lost =
+            [sign(FindingKind::GpuLost, 3, Severity::Critical, 10), sign(FindingKind::Xid, 3, Severity::Info, 10)];
         let others = lost.into_iter().chain((0..20).map(|rank| of_user("1", rank)));
         for now_ns in 1..4 {
             // The flood comes before them, and after.
@@ -352,7 +357,7 @@ mod tests {
         assert_eq!((held(&board, Some("666")), board.active().count()), (MOST_ACTIVE - 22, MOST_ACTIVE));
         // Two that flood have half each, and the driver is heard although all are critical.
         board.update((0..1_000).map(|rank| of_user("667", rank)).collect(), 5, of);
-        let many = (0..MOST_ACTIVE).map(|gpu| sign(Kind::IdleGpu, gpu, Severity::Info, 10));
+        let many = (0..MOST_ACTIVE).map(|gpu| sign(FindingKind::IdleGpu, gpu, Severity::Info, 10));
         assert_eq!(held(&board, Some("1")), 20);
         assert!(held(&board, Some("666")).abs_diff(held(&board, Some("667"))) <= 1);
         board.update(many.collect(), 6, of);
@@ -363,7 +368,7 @@ mod tests {
     fn what_has_ended_of_one_owner_pushes_out_nothing_of_another() {
         let mut board = Board::default();
         board.update((0..5).map(|rank| of_user("1", rank)).collect(), 0, of);
-        board.update(vec![sign(Kind::GpuLost, 3, Severity::Critical, 10)], 0, of);
+        board.update(vec![sign(FindingKind::GpuLost, 3, Severity::Critical, 10)], 0, of);
         for nth in 0..20 {
             board.update((0..200).map(|rank| Sign { until_ns: nth, ..of_user("666", rank) }).collect(), nth, of);
         }
@@ -398,8 +403,11 @@ mod tests {
     #[test]
     fn what_goes_on_keeps_its_begin_and_the_highest_of_all_it_was() {
         let mut board = Board::default();
-        let of_gpu =
-            |begin_ns, certainty, severity| Sign { begin_ns, certainty, ..sign(Kind::Straggler, 0, severity, 5) };
+        let of_gpu = |begin_ns, certainty, severity| Sign {
+            begin_ns,
+            certainty,
+            ..sign(FindingKind::Straggler, 0, severity, 5)
+        };
         board.update(vec![of_gpu(7, Certainty::Confirmed, Severity::Warning)], 0, of);
         let change = board.update(vec![of_gpu(3, Certainty::Suspected, Severity::Warning)], 1, of);
         assert!(change.escalated.is_empty(), "no worse than before");
@@ -412,26 +420,30 @@ mod tests {
     #[test]
     fn news_are_what_was_raised_and_what_became_worse() {
         let mut board = Board::default();
-        board.update(vec![sign(Kind::Straggler, 0, Severity::Info, 5)], 0, of);
-        let signs = vec![sign(Kind::Straggler, 0, Severity::Warning, 5), sign(Kind::Xid, 1, Severity::Info, 6)];
+        board.update(vec![sign(FindingKind::Straggler, 0, Severity::Info, 5)], 0, of);
+        let signs =
+            vec![sign(FindingKind::Straggler, 0, Severity::Warning, 5), sign(FindingKind::Xid, 1, Severity::Info, 6)];
         let change = board.update(signs, 1, of);
-        assert_eq!(change.news().map(|finding| finding.sign.kind).collect::<Vec<_>>(), [Kind::Xid, Kind::Straggler]);
+        assert_eq!(
+            change.news().map(|finding| finding.sign.kind).collect::<Vec<_>>(),
+            [FindingKind::Xid, FindingKind::Straggler]
+        );
         assert!(board.update(Vec::new(), 5, of).ended.is_empty(), "it lasts through its last moment");
         assert_eq!(board.update(Vec::new(), 6, of).ended.len(), 1);
         let all: Vec<_> = board.all().map(|finding| (finding.sign.kind, finding.ended_ns)).collect();
-        assert_eq!(all, [(Kind::Xid, None), (Kind::Straggler, Some(1))], "it ended with its last sign");
+        assert_eq!(all, [(FindingKind::Xid, None), (FindingKind::Straggler, Some(1))], "it ended with its last sign");
     }
 
     #[test]
     fn each_subject_has_a_count_of_its_own_which_is_0_first_and_never_falls() {
         let mut board = Board::default();
         let of_gpu = |board: &mut Board, at_ns| {
-            board.update(vec![sign(Kind::Xid, 1, Severity::Info, at_ns)], at_ns, of);
+            board.update(vec![sign(FindingKind::Xid, 1, Severity::Info, at_ns)], at_ns, of);
             board.update(Vec::new(), at_ns + 1, of);
         };
         let count = |board: &mut Board, at_ns, settle_ns| {
             let counts = board.counts(at_ns, settle_ns);
-            assert_eq!(counts.iter().filter(|(of, _)| of.gpu.is_none()).count(), Kind::ALL.len());
+            assert_eq!(counts.iter().filter(|(of, _)| of.gpu.is_none()).count(), FindingKind::ALL.len());
             assert!(counts.iter().all(|(of, count)| of.gpu.is_some() || *count == 0));
             counts.iter().find_map(|(of, count)| (of.gpu.as_ref()?.0 == "1").then_some(*count))
         };
@@ -443,7 +455,7 @@ mod tests {
         assert_eq!(count(&mut board, 41, 1_000), Some(3), "a slower reader has come");
         // Others come, and the least recent is forgotten; when it comes back it begins at 0.
         for gpu in 2..2 + super::super::tally::MOST_SERIES {
-            board.update(vec![sign(Kind::Xid, gpu, Severity::Info, 50)], 50, of);
+            board.update(vec![sign(FindingKind::Xid, gpu, Severity::Info, 50)], 50, of);
             board.update(Vec::new(), 51, of);
         }
         assert_eq!(count(&mut board, 51, 0), None);
@@ -466,14 +478,14 @@ mod tests {
         let lost = |uuid: &'static str, uuids: &[String]| {
             let mut board = Board::default();
             let name = move |_: usize| Some((String::new(), uuid.to_owned()));
-            board.update(vec![sign(Kind::GpuLost, 0, Severity::Critical, 5)], 0, name);
+            board.update(vec![sign(FindingKind::GpuLost, 0, Severity::Critical, 5)], 0, name);
             board.keep_lost(uuids, 20);
             board.update(Vec::new(), 20, name).ended.len()
         };
         let here = ["GPU-1".to_owned()];
         assert_eq!((lost("GPU-0", &here), lost("GPU-1", &here), lost("MIG-0", &here)), (0, 1, 1));
         let mut board = Board::default();
-        board.update(vec![sign(Kind::Xid, 0, Severity::Info, 5)], 0, of);
+        board.update(vec![sign(FindingKind::Xid, 0, Severity::Info, 5)], 0, of);
         board.keep_lost(&[], 20);
         assert_eq!(board.update(Vec::new(), 20, of).ended.len(), 1, "another kind");
     }

@@ -7,7 +7,7 @@
 //! steps are compared instead, and the finding is only suspected. Slow communication without a rank in trouble is no
 //! finding, but the slowdown is exported.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number, seconds};
+use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number, seconds};
 use super::steps::{Step, title};
 use super::view::{View, median, ratio};
 use super::{Detector, Looked, Ratios, Trouble};
@@ -23,7 +23,7 @@ const LEAST_BASELINE: usize = 5;
 const HEALTHY: f64 = 1.5;
 /// Whole steps vary more than collectives do: they are slow at this part of the ratio asked for.
 const STEP_FACTOR: f64 = 0.8;
-/// After so many steps that were slow one after the other, with no rank of the job thrashing, slow is how it is now.
+/// Number of consecutive slow steps, with no rank of the job thrashing, after which their times become the new baseline.
 const ADOPTED_AFTER: usize = 20;
 /// Full memory alone is taken for the cause only after this: a flush may still become known.
 const SETTLE_NS: i64 = 300_000_000;
@@ -51,7 +51,7 @@ struct Baseline {
 /// A rank in trouble, and the slow steps of one number that it explains: other ranks' or its own.
 #[derive(Debug)]
 struct Shortage {
-    kind: Kind,
+    kind: FindingKind,
     key: RankKey,
     slow: Vec<Slow>,
 }
@@ -83,7 +83,7 @@ impl Detector for CommStarvation {
         for slow in std::mem::take(&mut self.waiting) {
             let waited_ns = view.now_ns - slow.seen_ns;
             match slow.cause(troubles) {
-                Some(trouble) if trouble.kind == Kind::AllocatorThrash || waited_ns >= SETTLE_NS => {
+                Some(trouble) if trouble.kind == FindingKind::AllocatorThrash || waited_ns >= SETTLE_NS => {
                     let of_step = shortages.entry((trouble.key.clone(), slow.step));
                     of_step.or_insert_with(|| Shortage::of(trouble)).slow.push(slow);
                 }
@@ -100,8 +100,8 @@ impl Detector for CommStarvation {
         }
     }
 
-    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
-        out.insert(Kind::CommStarvation, self.looked);
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
+        out.insert(FindingKind::CommStarvation, self.looked);
     }
 }
 
@@ -166,7 +166,7 @@ impl Baseline {
 fn has_thrashed(troubles: &[Trouble], step: &Step) -> bool {
     troubles.iter().any(|trouble| {
         let is_of_job = trouble.key.0 == step.key.0 && trouble.meets(step.begin_ns, step.end_ns);
-        trouble.kind == Kind::AllocatorThrash && is_of_job
+        trouble.kind == FindingKind::AllocatorThrash && is_of_job
     })
 }
 
@@ -174,7 +174,7 @@ impl Slow {
     /// The trouble of a rank of the same job that overlaps the step; another rank's before one's own.
     fn cause<'a>(&self, troubles: &'a [Trouble]) -> Option<&'a Trouble> {
         let meets = |trouble: &&Trouble| trouble.key.0 == self.key.0 && trouble.meets(self.from_ns, self.to_ns);
-        let rank_of = |trouble: &&Trouble| (trouble.key.1 == self.key.1, trouble.kind != Kind::AllocatorThrash);
+        let rank_of = |trouble: &&Trouble| (trouble.key.1 == self.key.1, trouble.kind != FindingKind::AllocatorThrash);
         let found = troubles.iter().filter(meets).min_by_key(rank_of)?;
         // A rank that flushes has slow steps of its own: allocator_thrash reports them.
         (self.is_comm || found.key.1 != self.key.1).then_some(found)
@@ -202,7 +202,7 @@ impl Shortage {
         let slowest = self.slow.iter().max_by(order)?;
         let gpu = view.ranks.iter().find(|now| now.key == self.key).and_then(|now| now.gpus.first().copied());
         let mut sign = Sign {
-            kind: Kind::CommStarvation,
+            kind: FindingKind::CommStarvation,
             subject: Subject { gpu, job: Some(self.key.0.clone()), rank: Some(self.key.1) },
             severity: if slowest.ratio >= 10.0 { Severity::Critical } else { Severity::Warning },
             certainty: if slowest.is_comm { Certainty::Observed } else { Certainty::Suspected },
@@ -224,11 +224,11 @@ impl Shortage {
     fn text(&self, slowest: &Slow, waiting: &[u32]) -> Text {
         let (job, rank) = &self.key;
         let did = match self.kind {
-            Kind::AllocatorThrash => "flushed its allocator's cache",
+            FindingKind::AllocatorThrash => "flushed its allocator's cache",
             _ => "had almost no memory free",
         };
-        let baseline = Span(slowest.baseline_ns);
-        let took = format!("{}, {:.1} times the baseline", Span(slowest.comm_ns), slowest.ratio);
+        let baseline = HumanDuration(slowest.baseline_ns);
+        let took = format!("{}, {:.1} times the baseline", HumanDuration(slowest.comm_ns), slowest.ratio);
         let meanwhile = match (waiting, slowest.is_comm) {
             ([], _) => format!("and its communication took {took}"),
             (_, true) => format!("while {} waited in communication for {took}", ranks(waiting)),
@@ -272,7 +272,7 @@ mod tests {
         i64::try_from(nth).expect("a step") * SECOND_NS
     }
 
-    /// A step of rank 0 with so much communication.
+    /// A step of rank 0 with `comm_ms` ms of communication.
     fn comm(nth: u64, comm_ms: i64) -> Step {
         Hand::step(0, nth, at(nth), &[("forward", 50), ("comm", comm_ms)])
     }
@@ -284,7 +284,7 @@ mod tests {
         Hand::ratios(&detector, 0).comm_slowdown
     }
 
-    /// What is said of one step after eight healthy ones of 10 ms, where another rank was in trouble in it.
+    /// The sign, if any, for one step after eight healthy ones of 10 ms, where another rank was in trouble in it.
     fn after_healthy(step: Step, trouble: impl FnOnce(&Step, &mut Trouble)) -> Option<Sign> {
         let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
         (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
@@ -299,7 +299,7 @@ mod tests {
 
     /// Rank 1 flushes within a step.
     fn in_trouble(step: &Step) -> Trouble {
-        Trouble { kind: Kind::AllocatorThrash, key: key(1), from_ns: step.begin_ns, to_ns: step.end_ns }
+        Trouble { kind: FindingKind::AllocatorThrash, key: key(1), from_ns: step.begin_ns, to_ns: step.end_ns }
     }
 
     #[test]
@@ -307,7 +307,7 @@ mod tests {
         let sign = after_healthy(comm(8, 40), |_, _| {}).expect("slow");
         assert_eq!(
             (sign.kind, sign.severity, sign.certainty),
-            (Kind::CommStarvation, Severity::Warning, Certainty::Observed)
+            (FindingKind::CommStarvation, Severity::Warning, Certainty::Observed)
         );
         let culprit = Subject { gpu: Some(1), job: Some("j".into()), rank: Some(1) };
         assert_eq!((sign.subject, sign.waiting_ranks), (culprit, vec![0]), "rank 1 is short of memory, rank 0 waits");
@@ -408,7 +408,7 @@ mod tests {
         };
         assert_eq!(others(&|_| {}), Some(4.0));
         assert_eq!(others(&|trouble| trouble.key.0 = "k".into()), Some(1.0), "another job's");
-        assert_eq!(others(&|trouble| trouble.kind = Kind::LowHeadroom), Some(1.0));
+        assert_eq!(others(&|trouble| trouble.kind = FindingKind::LowHeadroom), Some(1.0));
         assert_eq!(others(&|trouble| (trouble.from_ns, trouble.to_ns) = (-2, -1)), Some(1.0), "at another time");
     }
 
@@ -424,7 +424,7 @@ mod tests {
         let (mut hand, mut detector) = (Hand::with_ranks(3), CommStarvation::default());
         (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
         let trouble = |rank, kind| Trouble { kind, key: key(rank), ..in_trouble(&comm(8, 40)) };
-        let (flush, full) = (Kind::AllocatorThrash, Kind::LowHeadroom);
+        let (flush, full) = (FindingKind::AllocatorThrash, FindingKind::LowHeadroom);
         hand.troubles = vec![trouble(0, flush), trouble(1, full), trouble(2, flush)];
         let [sign] = hand.steps_end(&mut detector, vec![comm(8, 40)]).try_into().expect("one");
         assert_eq!((sign.subject.rank, sign.waiting_ranks), (Some(2), vec![0]), "{}", sign.text.what);
@@ -434,7 +434,7 @@ mod tests {
     fn full_memory_alone_is_the_cause_only_when_no_flush_became_known() {
         let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
         (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
-        hand.troubles = vec![Trouble { kind: Kind::LowHeadroom, ..in_trouble(&comm(8, 40)) }];
+        hand.troubles = vec![Trouble { kind: FindingKind::LowHeadroom, ..in_trouble(&comm(8, 40)) }];
         assert_eq!(hand.steps_end(&mut detector, vec![comm(8, 40)]), []);
         hand.now_ns += 300 * MILLISECOND_NS - 1;
         assert_eq!(hand.look(&mut detector).0, []);

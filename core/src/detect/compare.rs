@@ -3,7 +3,7 @@
 //!
 //! Enters: steps as they end. Leaves: their signs, and whether each rank could be compared with another.
 
-use super::finding::{Kind, Sign};
+use super::finding::{FindingKind, Sign};
 use super::peers::Group;
 use super::stage_imbalance::StageImbalance;
 use super::steps::Step;
@@ -67,10 +67,10 @@ impl Detector for Compare {
         }
     }
 
-    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
-        out.insert(Kind::Straggler, self.straggler.looked);
-        out.insert(Kind::StageImbalance, self.stages.looked);
-        out.insert(Kind::UnevenWork, self.lengths.looked);
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
+        out.insert(FindingKind::Straggler, self.straggler.looked);
+        out.insert(FindingKind::StageImbalance, self.stages.looked);
+        out.insert(FindingKind::UnevenWork, self.lengths.looked);
     }
 }
 

@@ -5,7 +5,7 @@
 //! the recording is not judged, it is neither. Signs of one step, or of one second where there is none, count once. Signs
 //! for information alone are not scored. Pure: reading the files is the command's.
 
-use super::finding::{Kind, Severity, Sign};
+use super::finding::{FindingKind, Severity, Sign};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ pub struct Truth {
 #[derive(Debug, Clone, Deserialize)]
 pub struct True {
     /// What it is.
-    pub finding: Kind,
+    pub finding: FindingKind,
     /// The rank that it concerns.
     pub rank: Option<u32>,
     /// The ranks that wait for it; a sign that lists another one is wrong. Not judged where left out.
@@ -106,7 +106,7 @@ fn share(part: usize, of: usize) -> Option<f64> {
 
 /// Scores one kind on one recording; each sign comes with the time at which it was seen.
 #[must_use]
-pub fn score(kind: Kind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
+pub fn score(kind: FindingKind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
     let truths: Vec<&True> = truth.findings.iter().filter(|one| one.finding == kind).collect();
     let of_kind = signs.iter().filter(|(_, sign)| sign.kind == kind && sign.severity > Severity::Info);
     let of_kind: Vec<&(i64, Sign)> = of_kind.collect();
@@ -160,7 +160,7 @@ mod tests {
 
     fn sign(rank: u32, severity: Severity, begin_s: i64, step: u64) -> Sign {
         Sign {
-            kind: Kind::Straggler,
+            kind: FindingKind::Straggler,
             subject: Subject { rank: Some(rank), ..Subject::default() },
             severity,
             certainty: Certainty::Observed,
@@ -177,7 +177,7 @@ mod tests {
     fn truth(findings: &[(u32, i64, i64, bool)], unjudged: &[(Option<i64>, Option<i64>)]) -> Truth {
         let ns = |seconds: i64| seconds * SECOND_NS;
         let findings = findings.iter().map(|&(rank, begin_s, end_s, must_find)| True {
-            finding: Kind::Straggler,
+            finding: FindingKind::Straggler,
             rank: Some(rank),
             waiting_ranks: None,
             begin_unix_nano: ns(begin_s),
@@ -192,7 +192,7 @@ mod tests {
 
     fn seen(signs: &[(i64, Sign)], truth: &Truth) -> (usize, usize, usize, usize) {
         let signs: Vec<_> = signs.iter().map(|(seen_s, sign)| (seen_s * SECOND_NS, sign.clone())).collect();
-        let score = score(Kind::Straggler, truth, &signs);
+        let score = score(FindingKind::Straggler, truth, &signs);
         (score.found, score.must_find, score.right, score.signs)
     }
 
@@ -229,7 +229,7 @@ mod tests {
         let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true), (1, 70, 80, true), (1, 90, 99, true)], &[]);
         let signs = [(18, 10, 1), (41, 40, 2), (73, 70, 3), (95, 90, 4)]
             .map(|(seen_s, begin_s, step)| (seen_s * SECOND_NS, sign(1, Severity::Warning, begin_s, step)));
-        assert_eq!(score(Kind::Straggler, &truth, &signs).delay_ms(), Some((5_000, 8_000)));
+        assert_eq!(score(FindingKind::Straggler, &truth, &signs).delay_ms(), Some((5_000, 8_000)));
         assert_eq!(Score::default().delay_ms(), None);
     }
 
@@ -238,7 +238,7 @@ mod tests {
         let truth = truth(&[(1, 10, 20, true)], &[(Some(50), Some(60))]);
         let at = |begin_ns: i64| Sign { begin_ns, ..sign(1, Severity::Warning, 0, 1) };
         let of = |seen_ns, begin_ns| {
-            let score = score(Kind::Straggler, &truth, &[(seen_ns, at(begin_ns))]);
+            let score = score(FindingKind::Straggler, &truth, &[(seen_ns, at(begin_ns))]);
             (score.right, score.signs)
         };
         let late_ns = 20 * SECOND_NS + 500 * MILLISECOND_NS;
@@ -256,9 +256,9 @@ mod tests {
         assert_eq!(seen(&[(13, nobody)], &truth), (1, 1, 1, 1));
         truth.findings[0].rank = None;
         assert_eq!(seen(&[(13, sign(5, Severity::Warning, 12, 1))], &truth), (1, 1, 1, 1));
-        truth.findings[0].finding = Kind::Xid;
+        truth.findings[0].finding = FindingKind::Xid;
         assert_eq!(seen(&[(13, sign(5, Severity::Warning, 12, 1))], &truth), (0, 0, 0, 1), "another kind");
-        let other = Sign { kind: Kind::IdleGpu, ..sign(1, Severity::Warning, 12, 1) };
+        let other = Sign { kind: FindingKind::IdleGpu, ..sign(1, Severity::Warning, 12, 1) };
         assert_eq!(seen(&[(13, other)], &truth), (0, 0, 0, 0));
     }
 
@@ -292,6 +292,6 @@ mod tests {
         let wrong = ["a", "b"].map(str::to_owned).to_vec();
         assert_eq!(both, Score { must_find: 5, found: 4, signs: 7, right: 3, delays_ms: vec![7, 9], wrong });
         let wrong = [(31 * SECOND_NS, sign(1, Severity::Warning, 30, 1))];
-        assert_eq!(score(Kind::Straggler, &Truth::default(), &wrong).wrong, [" (31000000000)"]);
+        assert_eq!(score(FindingKind::Straggler, &Truth::default(), &wrong).wrong, [" (31000000000)"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What a detector says, and what becomes of it: signs, and findings that last as long as their signs go on.
+//! What a detector reports: signs, and the findings made from them, which last as long as their signs go on.
 //!
 //! Enters: nothing; this is the vocabulary. Leaves: [`Sign`]s of detectors and [`Finding`]s of the board. Absent on
 //! purpose: any rule about when something is found.
@@ -12,7 +12,7 @@ crate::labels! {
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     #[allow(missing_docs, reason = "each has a file of its own that explains it")]
-    pub enum Kind {
+    pub enum FindingKind {
         LowHeadroom = "low_headroom",
         AllocatorThrash = "allocator_thrash",
         CommStarvation = "comm_starvation",
@@ -113,7 +113,7 @@ pub const MOST_WAITING: usize = 64;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sign {
     /// What it is.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// Whom it concerns.
     pub subject: Subject,
     /// How bad.
@@ -203,9 +203,9 @@ impl Finding {
 
 /// A number of bytes for people, in the unit that keeps it short.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bytes(pub f64);
+pub(super) struct HumanBytes(pub f64);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MIB: f64 = 1_048_576.0;
         if self.0.abs() >= 1024.0 * MIB {
@@ -218,9 +218,9 @@ impl fmt::Display for Bytes {
 
 /// A duration for people.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span(pub i64);
+pub(super) struct HumanDuration(pub i64);
 
-impl fmt::Display for Span {
+impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = seconds(self.0);
         match seconds.abs() {
@@ -252,12 +252,13 @@ mod tests {
     fn numbers_for_people_are_in_the_unit_that_keeps_them_short() {
         let gib = 1_073_741_824.0;
         assert_eq!(
-            [0.0, 5e6, gib - 1e6, gib, 1.5 * gib].map(|bytes| Bytes(bytes).to_string()),
+            [0.0, 5e6, gib - 1e6, gib, 1.5 * gib].map(|bytes| HumanBytes(bytes).to_string()),
             ["0 MiB", "5 MiB", "1023 MiB", "1.0 GiB", "1.5 GiB"]
         );
-        let spans = [40, 999, 1_000, 119_900, 120_000, 7_199_000, 7_200_000].map(|ms| Span(ms * 1_000_000).to_string());
+        let spans = [40, 999, 1_000, 119_900, 120_000, 7_199_000, 7_200_000]
+            .map(|ms| HumanDuration(ms * 1_000_000).to_string());
         assert_eq!(spans, ["40 ms", "999 ms", "1.0 s", "119.9 s", "2 min", "120 min", "2.0 h"]);
-        assert_eq!(Span(-40_000_000).to_string(), "-40 ms");
+        assert_eq!(HumanDuration(-40_000_000).to_string(), "-40 ms");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `gpu_lost`: a GPU that does not answer.
 
-use super::finding::{Certainty, Kind, Severity, Sign, Text};
+use super::finding::{Certainty, FindingKind, Severity, Sign, Text};
 use super::view::{Since, View};
 use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
@@ -23,7 +23,7 @@ impl Detector for GpuLost {
             let since_ns = self.gone.note(gpu, why.is_some().then_some(view.now_ns));
             let (Some(why), Some(begin_ns)) = (why, since_ns) else { continue };
             signs.push(Sign {
-                kind: Kind::GpuLost,
+                kind: FindingKind::GpuLost,
                 subject: view.subject_of(gpu),
                 severity: Severity::Critical,
                 certainty: Certainty::Observed,

@@ -41,7 +41,7 @@ impl Hand {
         Self { now_ns: 0, settings, gpus, ranks, steps, flushes, since_ns, troubles, rings, writers }
     }
 
-    /// From now on a GPU uses so much.
+    /// From now on a GPU uses `bytes` bytes of memory.
     pub fn uses(&mut self, gpu: usize, bytes: u64) {
         self.writers[gpu].push(self.now_ns, bytes).expect("in order");
     }

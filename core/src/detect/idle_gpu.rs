@@ -3,7 +3,7 @@
 //! Based on the driver's utilization alone, so that a forgotten process is found without any annotation. A GPU
 //! whose utilization is not known is not judged.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Text, seconds};
+use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Text, seconds};
 use super::view::{Since, View, bytes, human};
 use super::{Detector, Looked, Trouble};
 use crate::clock::SECOND_NS;
@@ -33,8 +33,8 @@ impl Detector for IdleGpu {
         }
     }
 
-    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
-        out.insert(Kind::IdleGpu, self.looked);
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
+        out.insert(FindingKind::IdleGpu, self.looked);
     }
 }
 
@@ -58,7 +58,7 @@ fn utilization(view: &View<'_>, gpu: usize) -> Option<f64> {
 fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
     let idle_ns = view.now_ns - begin_ns;
     Sign {
-        kind: Kind::IdleGpu,
+        kind: FindingKind::IdleGpu,
         subject: view.subject_of(gpu),
         severity: Severity::Info,
         certainty: Certainty::Observed,
@@ -69,7 +69,12 @@ fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
         waiting_ranks: Vec::new(),
         evidence: vec![bytes("held_bytes", held_bytes), Evidence { name: "idle_seconds", value: seconds(idle_ns) }],
         text: Text {
-            what: format!("{} held {} and ran nothing for {}.", view.gpu_name(gpu), human(held_bytes), Span(idle_ns)),
+            what: format!(
+                "{} held {} and ran nothing for {}.",
+                view.gpu_name(gpu),
+                human(held_bytes),
+                HumanDuration(idle_ns)
+            ),
             why: "The driver reported 0 % utilization throughout.".to_owned(),
             advice:
                 "Look whether the process still lives and what it waits for (py-spy dump), or end it to free the GPU."

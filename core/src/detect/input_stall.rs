@@ -3,7 +3,7 @@
 //! The time that a step spends in `data`, as far as the GPU was idle in the step, over the time of the last steps. Where
 //! the GPU's idleness is not known, the time in `data` alone makes it suspected.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Subject, Text, seconds};
+use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Subject, Text, seconds};
 use super::steps::Step;
 use super::view::{View, ratio};
 use super::{Detector, Looked, Ratios, Trouble};
@@ -55,8 +55,8 @@ impl Detector for InputStall {
         }
     }
 
-    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
-        out.insert(Kind::InputStall, self.looked);
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
+        out.insert(FindingKind::InputStall, self.looked);
     }
 
     fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
@@ -81,7 +81,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
     let (job, rank) = (&step.key.0, step.key.1);
     let idle = if is_idle_known { "with its GPU idle" } else { "(whether its GPU was idle is not known)" };
     Some(Sign {
-        kind: Kind::InputStall,
+        kind: FindingKind::InputStall,
         subject: Subject { gpu: step.gpus.first().copied(), job: Some(job.clone()), rank: Some(rank) },
         severity: Severity::Warning,
         certainty: if is_idle_known { Certainty::Observed } else { Certainty::Suspected },
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use crate::clock::MILLISECOND_NS;
 
-    /// A step of 100 ms, of which so many wait for data with the GPU idle.
+    /// A step of 100 ms, of which the rank waits `data_ms` ms for data with the GPU idle.
     fn step(nth: u64, data_ms: i64) -> Step {
         let step = Hand::step(0, nth, 0, &[("data", data_ms), ("forward", 100 - data_ms)]);
         Step { idle_ns: Some(data_ms * MILLISECOND_NS), ..step }
@@ -165,7 +165,7 @@ mod tests {
         let (sign, share, hand) = look((3..5).map(|nth| step(nth, 60)).collect());
         assert_eq!(
             (sign.kind, sign.severity, sign.certainty),
-            (Kind::InputStall, Severity::Warning, Certainty::Observed)
+            (FindingKind::InputStall, Severity::Warning, Certainty::Observed)
         );
         assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
         assert_eq!((share, sign.evidence[1].value), (Some(0.6), 0.12));

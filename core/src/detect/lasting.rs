@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// Steps that must all have the lag, by about as much: the ratios are apart by at most this part of their mean lag.
 const STEADY_STEPS: usize = 5;
 const STEADY_SPREAD: f64 = 0.5;
-/// Or of so many steps, so many.
+/// Or at least `LAGGING_STEPS` of the last `STEPS` steps must have a lag.
 pub(super) const STEPS: usize = 20;
 const LAGGING_STEPS: usize = 15;
 

@@ -4,7 +4,7 @@
 //! for each further one. It fails if it does not get them. A GPU is reported as soon as its free memory has been below
 //! that for a moment within the last second.
 
-use super::finding::{Certainty, Kind, Severity, Sign, Text};
+use super::finding::{Certainty, FindingKind, Severity, Sign, Text};
 use super::view::{Since, View, bytes, human};
 use super::{Detector, Looked, Trouble};
 use crate::clock::SECOND_NS;
@@ -31,14 +31,14 @@ impl Detector for LowHeadroom {
                 self.full.note(gpu, found.map(|full| full.onset_ns)).map(|ns| ns.max(view.subject_since_ns(gpu)));
             let (Some(Full { from_ns, to_ns, free_bytes, .. }), Some(begin_ns)) = (found, since_ns) else { continue };
             if let Some(rank) = view.rank_on(gpu) {
-                troubles.push(Trouble { kind: Kind::LowHeadroom, key: rank.key.clone(), from_ns, to_ns });
+                troubles.push(Trouble { kind: FindingKind::LowHeadroom, key: rank.key.clone(), from_ns, to_ns });
             }
             signs.push(Sign { begin_ns, ..sign(view, gpu, free_bytes) });
         }
     }
 
-    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
-        out.insert(Kind::LowHeadroom, self.looked);
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
+        out.insert(FindingKind::LowHeadroom, self.looked);
     }
 }
 
@@ -84,7 +84,7 @@ fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
     let is_critical = free_bytes < settings.critical_headroom_bytes;
     let needed_bytes = if is_critical { settings.critical_headroom_bytes } else { settings.headroom_bytes };
     Sign {
-        kind: Kind::LowHeadroom,
+        kind: FindingKind::LowHeadroom,
         subject: view.subject_of(gpu),
         severity: if is_critical { Severity::Critical } else { Severity::Warning },
         certainty: Certainty::Observed,

@@ -5,7 +5,7 @@
 //! not much less than the first: a run that meets ever longer sequences rises too, but ever more slowly. At the pace of the
 //! blocks the forecast gives the time at which the usable memory is full.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number, seconds};
+use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number, seconds};
 use super::steps::Step;
 use super::view::{View, bytes, human};
 use super::{Detector, Looked, Ratios, Trouble};
@@ -77,8 +77,8 @@ impl Detector for MemoryGrowth {
         }
     }
 
-    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
-        out.insert(Kind::MemoryGrowth, self.looked);
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
+        out.insert(FindingKind::MemoryGrowth, self.looked);
     }
 
     fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
@@ -175,11 +175,11 @@ impl Growth {
         evidence.extend(self.full_in_ns.map(|full| Evidence { name: "full_in_seconds", value: seconds(full) }));
         let when = self.full_in_ns.map_or_else(
             || "How much memory the GPU has is not known.".to_owned(),
-            |full_in_ns| format!("At that pace it would be full {} later.", Span(full_in_ns)),
+            |full_in_ns| format!("At that pace it would be full {} later.", HumanDuration(full_in_ns)),
         );
         let is_near = self.full_in_ns.is_some_and(|full_in_ns| full_in_ns < NEAR_NS);
         Some(Sign {
-            kind: Kind::MemoryGrowth,
+            kind: FindingKind::MemoryGrowth,
             subject: Subject { gpu: step.gpus.first().copied(), job: Some(job.clone()), rank: Some(rank) },
             severity: if is_near { Severity::Critical } else { Severity::Warning },
             certainty: Certainty::Observed,
@@ -194,7 +194,7 @@ impl Growth {
                 why: format!(
                     "It rose by {} within {} and is now {}, in five stretches that each rose.",
                     human(self.grown_bytes),
-                    Span(self.over_ns),
+                    HumanDuration(self.over_ns),
                     human(peak_bytes)
                 ),
                 advice:
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn peaks_that_only_vary_do_not_grow() {
-        // Medians rise by 1000 MiB; of each block of twenty so many lie below the median of the one before.
+        // Medians rise by 1000 MiB; of each block of twenty, `low` peaks lie below the median of the block before.
         let with_low = |low: usize| {
             let block = move |level: u64| (0..20).map(move |nth| GIB + if nth < low { 0 } else { level * 1_000 * MIB });
             growth_of(&peaks((0..5).flat_map(block)), None).is_some()
@@ -318,7 +318,7 @@ mod tests {
         let sign = reported(&mut hand, 42, at(42)).expect("forty");
         assert_eq!(
             (sign.kind, sign.severity, sign.certainty),
-            (Kind::MemoryGrowth, Severity::Warning, Certainty::Observed)
+            (FindingKind::MemoryGrowth, Severity::Warning, Certainty::Observed)
         );
         assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
         assert_eq!((sign.begin_ns, sign.until_ns), (hand.now_ns - 31 * SECOND_NS, hand.now_ns + hand.settings.hold_ns));

@@ -39,7 +39,7 @@ mod work;
 mod xid;
 
 pub use board::{Board, Change};
-pub use finding::{Certainty, Evidence, Finding, Kind, Said, Severity, Sign, Subject, Text};
+pub use finding::{Certainty, Evidence, Finding, FindingKind, Said, Severity, Sign, Subject, Text};
 pub use settings::Settings;
 pub use tally::Counted;
 
@@ -76,7 +76,7 @@ trait Detector: Send {
     }
 
     /// Adds in how many steps it looked for each of its kinds.
-    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
         let _ = out;
     }
 }
@@ -115,7 +115,7 @@ impl Looked {
 /// A stretch of time in which a rank was in trouble that others may have to wait for.
 #[derive(Debug, Clone)]
 struct Trouble {
-    kind: Kind,
+    kind: FindingKind,
     key: RankKey,
     from_ns: i64,
     to_ns: i64,
@@ -184,7 +184,7 @@ impl Detect {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Someone reads the metrics at this time: a scraper, by a name that tells it from others.
+    /// Notes that a scraper reads the metrics at this time. The name `reader` distinguishes it from other scrapers.
     pub fn note_scrape(&self, reader: &str, now_ns: i64) {
         self.scrapes().note(reader, now_ns);
     }
@@ -212,7 +212,7 @@ impl Detect {
 
     /// In how many steps each kind of finding was looked for since the GPUs are these.
     #[must_use]
-    pub fn looked(&self) -> BTreeMap<Kind, Looked> {
+    pub fn looked(&self) -> BTreeMap<FindingKind, Looked> {
         let (state, mut looked) = (self.state.lock().unwrap_or_else(PoisonError::into_inner), BTreeMap::new());
         state.detectors.iter().for_each(|detector| detector.looked(&mut looked));
         looked
@@ -286,7 +286,7 @@ impl State {
                 Box::new(memory_growth::MemoryGrowth::default()),
                 Box::new(idle_gpu::IdleGpu::default()),
                 Box::new(gpu_lost::GpuLost::default()),
-                Box::new(xid::Xid::default()),
+                Box::new(xid::XidDetector::default()),
             ],
             steps: Steps::default(),
             subjects: Subjects::default(),

@@ -1,10 +1,11 @@
 //! The ranks of one step beside each other, and which of them are alike.
 //!
-//! Enters: the steps of one number of a job's ranks. Leaves: a [`Group`]. Ranks are alike if their coordinates say so: same stage, same shard, other data. Where a job sends no coordinates,
-//! the marks must show it: the same phases in the same order, and the first of them at the same time, which stages of a
-//! pipeline never have. Whoever is like nobody is compared with nobody.
+//! Enters: the steps of one number of a job's ranks. Leaves: a [`Group`]. Ranks are alike if their coordinates say so: same
+//! stage, same shard, other data. Where a job sends no coordinates, the marks must show it: the same phases in the same order,
+//! and the first of them at the same time, which stages of a pipeline never have. A rank that is like no other rank is compared
+//! with none.
 
-use super::finding::{Evidence, Span, seconds};
+use super::finding::{Evidence, HumanDuration, seconds};
 use super::steps::Step;
 use super::view::{RankNow, View};
 use super::work::Work;
@@ -174,7 +175,7 @@ impl Whole {
         if self.even_ns >= self.step_ns {
             return String::new();
         }
-        let (even, step) = (Span(self.even_ns), Span(self.step_ns));
+        let (even, step) = (HumanDuration(self.even_ns), HumanDuration(self.step_ns));
         format!("; if all worked alike, the step would take {even} instead of {step}")
     }
 }

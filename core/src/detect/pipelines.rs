@@ -1,8 +1,8 @@
-//! Pipeline-parallel jobs made by a small simulator, for the tests of what is told of ranks beside each other: schedules with
-//! bubbles, interleaved or not, with stages, sequences and workers that differ, in many seeds.
+//! Pipeline-parallel jobs made by a small simulator, for the tests of what is reported on ranks that are compared with each
+//! other: schedules with bubbles, interleaved or not, with stages, sequences and workers that differ, in many seeds.
 
 use super::compare::Compare;
-use super::finding::{Kind, Sign};
+use super::finding::{FindingKind, Sign};
 use super::hand::Hand;
 use super::steps::{Phase, Step};
 use super::view::RankNow;
@@ -190,7 +190,7 @@ impl Pipeline {
         ranks
     }
 
-    /// What is told of the job as a whole, or of the ranks of one node.
+    /// What is reported on the job as a whole, or on the ranks of one node.
     fn told(&self, node: impl Fn(usize) -> bool) -> Told {
         let mut hand = Hand::new(0);
         hand.ranks = self.ranks().into_iter().filter(|rank| node(rank.key.1 as usize)).collect();
@@ -232,7 +232,7 @@ fn a_step(rank: usize, nth: u64, begin_ns: i64, said: &Intervals, length: f64) -
     Step { phases, end_ns: begin_ns + ns(length), ..Hand::step(rank, nth, begin_ns, &[]) }
 }
 
-/// What was told in all steps.
+/// What was reported in all steps.
 #[derive(Debug, Default)]
 struct Told {
     /// Accused ranks, with the first step in which they are.
@@ -248,10 +248,10 @@ impl Told {
     fn take(&mut self, nth: u64, signs: &[Sign]) {
         for sign in signs {
             self.kinds.insert(sign.kind.label());
-            if sign.kind == Kind::StageImbalance {
+            if sign.kind == FindingKind::StageImbalance {
                 self.stages.extend(sign.code);
             }
-            if sign.kind == Kind::Straggler {
+            if sign.kind == FindingKind::Straggler {
                 self.accused.entry(sign.subject.rank.expect("a rank")).or_insert(nth);
             }
             let slowdown = sign.evidence.iter().find(|one| one.name == "slowdown_ratio");

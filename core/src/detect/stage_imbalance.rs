@@ -5,7 +5,7 @@
 //! layers are divided so.
 
 use super::Looked;
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, seconds};
+use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, seconds};
 use super::lasting::{Lags, STEPS};
 use super::peers::Group;
 use super::view::{View, median, ratio};
@@ -99,7 +99,7 @@ impl Longest {
         let stage = self.stage;
         let alone = if self.ranks == 1 { " One rank runs this stage, so it may as well be slow itself." } else { "" };
         Sign {
-            kind: Kind::StageImbalance,
+            kind: FindingKind::StageImbalance,
             subject: Subject { gpu: None, job: Some(job.clone()), rank: None },
             severity: severity(group),
             certainty: Certainty::Observed,
@@ -119,8 +119,8 @@ impl Longest {
                 why: format!(
                     "In {} its ranks worked {} at the median, those of the other stages {}.{alone}",
                     step.map_or_else(|| "a step".to_owned(), super::steps::Step::title),
-                    Span(self.work_ns),
-                    Span(self.others_ns)
+                    HumanDuration(self.work_ns),
+                    HumanDuration(self.others_ns)
                 ),
                 advice:
                     "Give this stage fewer layers; the first also has the embedding, the last the head and the loss."

@@ -3,11 +3,11 @@
 //! Within one step, the work of a rank is compared with the median of the others that run the same stage and shard on other
 //! data ([`peers`](super::peers)), and counts as a lag if those spent about as much longer in communication. Ranks with
 //! inputs of different lengths lag in turn, by chance: so a rank is a straggler if it lags in each of its last steps by about
-//! as much, or in most of many. Two that lag at once and may wait for each other in phases of work are not told apart, and
-//! neither is named. One step that lags far because the rank mapped memory, as the first steps of a run do, is reported for
+//! as much, or in most of many. Two that lag at once and may wait for each other in phases of work cannot be distinguished,
+//! and neither is named. One step that lags far because the rank mapped memory, as the first steps of a run do, is reported for
 //! information, because it explains its peers' slow collectives.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number, seconds};
+use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number, seconds};
 use super::lasting::Lags;
 use super::peers::{Alike, Group, Member};
 use super::steps::Step;
@@ -28,7 +28,7 @@ const MAPPED_BYTES: u64 = 1 << 30;
 #[derive(Debug, Default)]
 pub(super) struct Straggler {
     ranks: BTreeMap<RankKey, Known>,
-    /// Of two that lag at once, so that neither is named, nothing is said.
+    /// If two ranks lag at once, so that neither is named, their steps count as abstained.
     pub looked: Looked,
 }
 
@@ -104,7 +104,7 @@ impl Straggler {
         let is_lagging = lag.ratio >= settings.lag && lag.ns() >= settings.lag_ns && lag.is_waited_for();
         // A rank that flushed its allocator's cache is late for that reason: allocator_thrash reports it.
         let thrashed = troubles.iter().any(|trouble| {
-            let is_same = trouble.kind == Kind::AllocatorThrash && trouble.key == step.key;
+            let is_same = trouble.kind == FindingKind::AllocatorThrash && trouble.key == step.key;
             is_same && trouble.meets(step.begin_ns, step.end_ns)
         });
         if step.nth >= settings.warm_up_steps {
@@ -210,7 +210,7 @@ impl Lag<'_> {
                 (
                     format!(
                         "In {title}{when}, rank {rank} of {job} came {} late while it mapped {mapped}.",
-                        Span(self.ns())
+                        HumanDuration(self.ns())
                     ),
                     "One such step at the begin of a run or of a new shape is usual: memory is mapped and kernels are \
                      chosen. If it recurs, allocate the largest shape first.",
@@ -218,7 +218,7 @@ impl Lag<'_> {
             }
         };
         Sign {
-            kind: Kind::Straggler,
+            kind: FindingKind::Straggler,
             subject: Subject { gpu: step.gpus.first().copied(), job: Some(job.clone()), rank: Some(rank) },
             severity,
             certainty: Certainty::Observed,
@@ -233,9 +233,9 @@ impl Lag<'_> {
                 why: format!(
                     "In {title} it worked {}, its peers {} at the median, and they spent {} more in communication than \
                      it did.",
-                    Span(self.work_ns),
-                    Span(self.peers_ns),
-                    Span(self.waited_ns)
+                    HumanDuration(self.work_ns),
+                    HumanDuration(self.peers_ns),
+                    HumanDuration(self.waited_ns)
                 ),
                 advice: advice.to_owned(),
             },
@@ -279,7 +279,7 @@ mod tests {
         let [sign] = hand.steps_end(&mut detector, group(7, 130, 30)).try_into().expect("one");
         assert_eq!(
             (sign.kind, sign.severity, sign.certainty),
-            (Kind::Straggler, Severity::Warning, Certainty::Observed)
+            (FindingKind::Straggler, Severity::Warning, Certainty::Observed)
         );
         assert_eq!(sign.subject, Subject { gpu: Some(3), job: Some("j".into()), rank: Some(3) });
         assert_eq!((sign.begin_ns, sign.until_ns), (7 * SECOND_NS, hand.now_ns + hand.settings.hold_ns));
@@ -344,9 +344,9 @@ mod tests {
         let trouble = |rank, kind| Trouble { kind, key: key(rank), from_ns: 5 * SECOND_NS, to_ns: 5 * SECOND_NS };
         let with =
             |rank, kind| reported((0..11).map(|nth| (nth, 130, 30)), |hand| hand.troubles = vec![trouble(rank, kind)]);
-        assert_eq!(with(3, Kind::AllocatorThrash), [10], "five after step 5");
-        assert_eq!(with(2, Kind::AllocatorThrash), [7, 8, 9, 10], "another's");
-        assert_eq!(with(3, Kind::LowHeadroom), [7, 8, 9, 10]);
+        assert_eq!(with(3, FindingKind::AllocatorThrash), [10], "five after step 5");
+        assert_eq!(with(2, FindingKind::AllocatorThrash), [7, 8, 9, 10], "another's");
+        assert_eq!(with(3, FindingKind::LowHeadroom), [7, 8, 9, 10]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! restart, and is added to no other; a count is shown as 0 before it is shown as 1, since the increase from "no such
 //! series" to 1 is none for a reader of counters.
 
-use super::finding::{Finding, Kind};
+use super::finding::{Finding, FindingKind};
 use crate::jobs::JobId;
 use crate::shares;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub(super) const MOST_SERIES: usize = 512;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Counted {
     /// What kind.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// Index and UUID of the GPU.
     pub gpu: Option<(String, String)>,
     /// The job.
@@ -37,9 +37,9 @@ struct Count {
 
 /// The counts.
 #[derive(Debug, Default)]
-pub(super) struct Tally(BTreeMap<Counted, Count>);
+pub(super) struct FindingCounts(BTreeMap<Counted, Count>);
 
-impl Tally {
+impl FindingCounts {
     /// Counts a finding; if there are too many counts, forgets the one of the owner with the most that has not changed for
     /// longest.
     pub(super) fn raise(&mut self, finding: &Finding, now_ns: i64) {
@@ -61,7 +61,7 @@ impl Tally {
     /// The counts as they are shown at a time, when a new one has been shown as 0 for this long.
     pub(super) fn shown(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Counted, u64)> {
         let none = |kind| Counted { kind, gpu: None, job: None, rank: None };
-        let mut shown: BTreeMap<Counted, u64> = Kind::ALL.into_iter().map(|kind| (none(kind), 0)).collect();
+        let mut shown: BTreeMap<Counted, u64> = FindingKind::ALL.into_iter().map(|kind| (none(kind), 0)).collect();
         for (of, count) in &mut self.0 {
             count.is_shown |= now_ns - count.first_ns >= settle_ns;
             shown.insert(of.clone(), if count.is_shown { count.raised } else { 0 });

@@ -33,7 +33,7 @@ fn a_turn_sees_what_is_new_since_the_last_and_the_board_names_the_gpu() {
     let board = detect.board();
     let [finding] = board.active().collect::<Vec<_>>().try_into().expect("one");
     assert_eq!(finding.gpu, Some(("1".to_owned(), "GPU-b".to_owned())));
-    assert_eq!((finding.sign.kind, detect.unseen()), (Kind::Xid, 0));
+    assert_eq!((finding.sign.kind, detect.unseen()), (FindingKind::Xid, 0));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn steps_that_ended_and_those_that_are_open_are_both_looked_at_and_once() {
     let [begins, ends] = step(SECOND_NS, 2 * SECOND_NS);
     sender.say(&[retries(1, begins), retries(3, ends)]);
     let [sign] = advance(5 * SECOND_NS).try_into().expect("one");
-    assert_eq!((sign.kind, sign.step, sign.subject.gpu), (Kind::AllocatorThrash, Some(4), Some(0)));
+    assert_eq!((sign.kind, sign.step, sign.subject.gpu), (FindingKind::AllocatorThrash, Some(4), Some(0)));
     assert_eq!(sign.evidence[1].value, 2.0);
     assert_eq!(advance(6 * SECOND_NS).len(), 0, "reported already");
     let others = self::join(&["GPU-b"]);
@@ -175,7 +175,7 @@ fn what_was_forgotten_before_they_looked_is_counted_but_for_other_gpus() {
 #[test]
 fn troubles_and_silent_ranks_are_kept_for_their_time_and_in_their_number() {
     let (mut state, mut hand) = (State::new(), hand::Hand::new(0));
-    let trouble = |to_ns| Trouble { kind: Kind::LowHeadroom, key: ("j".into(), 0), from_ns: to_ns, to_ns };
+    let trouble = |to_ns| Trouble { kind: FindingKind::LowHeadroom, key: ("j".into(), 0), from_ns: to_ns, to_ns };
     state.troubles = vec![trouble(0), trouble(1)];
     state.steps.take(&phases::hand::attributed(phases::hand::ended(wire::Kind::Step, 0, "s", None, 0, 0)));
     let mut look = |now_ns: i64| {
@@ -204,11 +204,11 @@ fn ratios_and_the_end_without_a_node_are_on_the_board() {
     }
     join.advance(&sender.ledger, 50 * SECOND_NS);
     let change = detect.advance(&join, &sender.ledger, 50 * SECOND_NS);
-    assert_eq!(change.signs.iter().map(|sign| sign.kind).collect::<Vec<_>>(), [Kind::InputStall]);
+    assert_eq!(change.signs.iter().map(|sign| sign.kind).collect::<Vec<_>>(), [FindingKind::InputStall]);
     let share = detect.board().ratios().get(&("j".into(), 0)).and_then(|ratios| ratios.data_stall);
     assert_eq!(share, Some(0.8));
     let change = detect.advance_without_node(&sender.ledger, 70 * SECOND_NS);
-    assert_eq!(change.ended.iter().map(|finding| finding.sign.kind).collect::<Vec<_>>(), [Kind::InputStall]);
+    assert_eq!(change.ended.iter().map(|finding| finding.sign.kind).collect::<Vec<_>>(), [FindingKind::InputStall]);
 }
 
 #[test]
@@ -226,12 +226,12 @@ fn what_was_found_ends_in_time_without_a_node_too() {
     );
     join.gpus()[0].count_xid(13, 101 * SECOND_NS);
     signs(&detect, &join, 101);
-    assert!(detect.board().active().all(|finding| finding.sign.kind == Kind::Xid));
+    assert!(detect.board().active().all(|finding| finding.sign.kind == FindingKind::Xid));
 }
 
 #[test]
 fn a_trouble_meets_what_it_has_a_moment_in_common_with() {
-    let trouble = Trouble { kind: Kind::LowHeadroom, key: ("j".into(), 0), from_ns: 10, to_ns: 20 };
+    let trouble = Trouble { kind: FindingKind::LowHeadroom, key: ("j".into(), 0), from_ns: 10, to_ns: 20 };
     let meets = [(0, 9), (0, 10), (12, 13), (0, 99), (20, 30), (21, 30)].map(|(from, to)| trouble.meets(from, to));
     assert_eq!(meets, [false, true, true, true, true, false]);
 }

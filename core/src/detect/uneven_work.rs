@@ -5,7 +5,7 @@
 //! sequences of different lengths do, and no rank is slow.
 
 use super::Looked;
-use super::finding::{Certainty, Evidence, Kind, Sign, Span, Subject, Text, seconds};
+use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Sign, Subject, Text, seconds};
 use super::peers::{Alike, Group};
 use super::stage_imbalance::severity;
 use super::view::{View, ratio};
@@ -100,7 +100,7 @@ fn sign(view: &View<'_>, group: &Group<'_>, recent: &VecDeque<Longest>) -> Optio
     ];
     evidence.extend(group.whole.into_iter().flat_map(super::peers::Whole::evidence));
     Some(Sign {
-        kind: Kind::UnevenWork,
+        kind: FindingKind::UnevenWork,
         subject: Subject { gpu: None, job: Some(job.clone()), rank: None },
         severity: severity(group),
         certainty: Certainty::Observed,
@@ -119,7 +119,7 @@ fn sign(view: &View<'_>, group: &Group<'_>, recent: &VecDeque<Longest>) -> Optio
             why: format!(
                 "In the last {STEPS} steps the longest rank worked {} more than the mean, and it was not the same rank in \
                  most of them.",
-                Span(excess_ns)
+                HumanDuration(excess_ns)
             ),
             advice: "Balance the tokens of each step over ranks and microbatches: sort or pack sequences by length."
                 .to_owned(),

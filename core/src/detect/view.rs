@@ -3,7 +3,7 @@
 //! Enters: GPUs, rings, what ended, and who is running. Leaves: a [`View`] of one moment. Invariant: nothing in it
 //! reads the system, so that a replay shows the same views as the live run did.
 
-use super::finding::{Bytes, Evidence, Subject, number};
+use super::finding::{Evidence, HumanBytes, Subject, number};
 use super::settings::Settings;
 use super::steps::Step;
 use crate::gpu::GpuState;
@@ -302,8 +302,8 @@ pub(super) fn bytes(name: &'static str, bytes: u64) -> Evidence {
 }
 
 /// Bytes for people.
-pub(super) fn human(bytes: u64) -> Bytes {
-    Bytes(number(bytes))
+pub(super) fn human(bytes: u64) -> HumanBytes {
+    HumanBytes(number(bytes))
 }
 
 /// The median; `None` of nothing.

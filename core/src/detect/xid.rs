@@ -3,7 +3,7 @@
 //! Meanings and the action that they call for follow NVIDIA's catalogue of XID errors. A number that is not in the
 //! table is reported without a meaning.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Text, number};
+use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Text, number};
 use super::view::View;
 use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
@@ -14,7 +14,7 @@ const HOLD_NS: i64 = 300 * SECOND_NS;
 
 /// Follows the counts of each GPU.
 #[derive(Debug, Default)]
-pub(super) struct Xid {
+pub(super) struct XidDetector {
     seen: Option<Vec<BTreeMap<u64, u64>>>,
 }
 
@@ -60,7 +60,7 @@ const CATALOGUE: &[Meaning] = &[
     Meaning { xid: 143, severity: Severity::Critical, means: "the GPU could not be initialized", advice: RESET },
 ];
 
-impl Detector for Xid {
+impl Detector for XidDetector {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         let counts: Vec<BTreeMap<u64, u64>> =
             view.gpus.iter().map(|gpu| gpu.xids().into_iter().map(|(xid, seen)| (xid, seen.count)).collect()).collect();
@@ -81,7 +81,7 @@ fn sign(view: &View<'_>, gpu: usize, xid: u64, count: u64) -> Sign {
     let at_ns =
         view.gpus.get(gpu).and_then(|gpu| gpu.xids().get(&xid).copied()).map_or(view.now_ns, |seen| seen.last_ns);
     Sign {
-        kind: Kind::Xid,
+        kind: FindingKind::Xid,
         subject: view.subject_of(gpu),
         severity: known.map_or(Severity::Warning, |meaning| meaning.severity),
         certainty: Certainty::Observed,
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn each_new_error_is_reported_once_and_what_was_counted_before_is_not() {
-        let (mut hand, mut detector) = (Hand::new(2), Xid::default());
+        let (mut hand, mut detector) = (Hand::new(2), XidDetector::default());
         hand.gpus[0].count_xid(31, 0);
         let mut look = |hand: &mut Hand, second: i64| {
             hand.now_ns = second * SECOND_NS;
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn an_error_is_of_the_step_in_which_it_came_although_another_has_begun() {
-        let (mut hand, mut detector) = (Hand::with_ranks(2), Xid::default());
+        let (mut hand, mut detector) = (Hand::with_ranks(2), XidDetector::default());
         assert!(hand.look(&mut detector).0.is_empty());
         // Of each rank steps 7 and 8 have ended, of 100 ms and one after the other, and 9 has begun.
         for rank in [0, 1] {

@@ -1,6 +1,6 @@
-//! What becomes of GPUs beside their readings, turn by turn of the detectors: whether they answer, and XIDs. For
-//! recordings, which so have it as the detectors saw it, but for what happens in the microseconds from the note to their
-//! look.
+//! Changes of GPUs apart from their readings, noted in each turn of the detectors: whether they answer, and XIDs. They are kept
+//! for recordings. So a recording has what the detectors saw, except for what happens in the microseconds from the note to
+//! their look.
 
 use super::{GpuState, Health, Xid};
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +12,7 @@ const MOST_KEPT: usize = 1_024;
 /// The most of why a GPU is lost that is kept, characters.
 pub const MOST_TROUBLE: usize = 64;
 
-/// Bytes of all that is kept of so many GPUs at the most: of what is not kept one by one, the health and 256 XIDs of each.
+/// Maximum bytes of all that is kept of this many GPUs: of what is not kept one by one, the health and 256 XIDs of each.
 #[must_use]
 pub const fn most_bytes(gpus: usize) -> usize {
     const OF_XID: usize = size_of::<GpuChange>() + 32;

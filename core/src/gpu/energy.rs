@@ -60,7 +60,8 @@ impl Energy {
         (state.read, state.last_joules) = (Some((at_ns, joules)), joules);
     }
 
-    /// Whether the counter is to be read at `at_ns`: not tried for long, or not read since its GPU answers. Whoever asks tries.
+    /// Whether the counter is to be read at `at_ns`: not tried for long, or not read since its GPU answers. Returning true
+    /// counts as a try, so the caller must read the counter.
     #[must_use]
     pub fn is_due(&self, at_ns: i64) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

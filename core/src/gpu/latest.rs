@@ -183,8 +183,8 @@ impl GpuState {
         }
     }
 
-    /// A call on it has not returned for too long. Nothing where it came back meanwhile: whoever made it may have looked
-    /// before.
+    /// A call on it has not returned for too long. The GPU does not stay hung if the call came back meanwhile: the thread that
+    /// made the call may have checked before.
     pub fn hang(&self) {
         self.set_health(Health::Hung);
         if !self.is_left_alone() {
@@ -345,7 +345,7 @@ impl GpuState {
         self.slow.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
-    /// Takes over what became of it, as it was recorded.
+    /// Applies a change of this GPU, as it was recorded.
     pub fn replay(&self, change: &Became) {
         match change {
             Became::Health { health: Health::Up, .. } => self.set_back(),

@@ -2,7 +2,7 @@
 //!
 //! Enters: a device and the readings of its lanes. Leaves: [`GpuState`], which scrapes, attribution and detectors look at
 //! without waiting for any lane. Invariants: "not available" is `None`; a GPU that does not answer keeps none of its last
-//! readings. Absent on purpose: its memory over time, which is in a [`ring`](crate::ring), and whoever reads it.
+//! readings. Absent on purpose: its memory over time, which is in a [`ring`](crate::ring), and the code that reads the GPU.
 
 mod changes;
 mod device;

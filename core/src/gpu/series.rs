@@ -170,7 +170,7 @@ impl Series {
         }
     }
 
-    /// Energy of the part of the interval of which power is known, joules: at least so much was used.
+    /// Energy of the part of the interval of which power is known, joules: a lower bound of what was used.
     #[must_use]
     pub fn known_energy_joules(&self, from_ns: i64, to_ns: i64) -> f64 {
         self.ends(from_ns, to_ns).map_or(0.0, |(from, to)| to.energy_joules - from.energy_joules)

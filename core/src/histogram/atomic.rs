@@ -70,7 +70,7 @@ impl Atomic {
         } else {
             &self.zeros
         };
-        // Whoever sees a later count of the same thread sees this one too.
+        // A reader that sees a later count of the same thread sees this one too.
         bucket.fetch_add(1, Ordering::Release);
     }
 

@@ -1,6 +1,6 @@
 //! Who sends, what each sender holds of what all share, and who may have more of it.
 //!
-//! Enters: the kernel's word on a sender. Leaves: one account for each owner, and [`Held`] amounts, which return to
+//! Enters: the kernel's word on a sender. Leaves: one account for each owner, and [`Reservation`] amounts, which return to
 //! everybody when they are dropped. Invariant: an owner may take more only while it then holds no more than what stays
 //! free (the dynamic threshold of shared-memory switches, Choudhury and Hahne 1998), so that whatever one owner takes,
 //! another finds room. A node with one owner can use half of each limit. Absent on purpose: what is held, and why.
@@ -80,7 +80,7 @@ pub enum Owner {
         /// Where on the node.
         within: Within,
     },
-    /// Whoever sends from this address; of an IPv6 address the network of 64 bits.
+    /// The senders at this address; for an IPv6 address, its network of 64 bits.
     Address(IpAddr),
 }
 
@@ -234,7 +234,7 @@ struct Bucket {
 
 /// An amount on an account, given back when this is dropped. A copy holds as much again.
 #[derive(Debug)]
-pub struct Held {
+pub struct Reservation {
     account: Arc<Account>,
     resource: Resource,
     amount: usize,
@@ -261,7 +261,7 @@ impl Account {
         let (limit, own) = (self.book.limits[resource as usize], self.holds(resource));
         let all = self.book.held[resource as usize].load(Ordering::Relaxed).saturating_add(amount);
         let Some(free) = limit.checked_sub(all) else { return Err(Shortage::Node) };
-        // Whoever does not say who it is has a smaller part: any user may be one more owner so.
+        // Senders whose user is not known have a smaller part: any user can also send as this owner, and so be one more owner.
         let part = if self.owner == Owner::NOBODY { free / NOBODYS_PART } else { free };
         // One that holds nothing may have what is left, however little that is.
         let is_within = own == 0 || own.saturating_add(amount) <= part;
@@ -270,10 +270,10 @@ impl Account {
 
     /// Holds an amount, whether it may or not: [`may_hold`](Self::may_hold) was asked before.
     #[must_use]
-    pub fn hold(self: &Arc<Self>, resource: Resource, amount: usize) -> Held {
+    pub fn hold(self: &Arc<Self>, resource: Resource, amount: usize) -> Reservation {
         self.held[resource as usize].fetch_add(amount, Ordering::Relaxed);
         self.book.held[resource as usize].fetch_add(amount, Ordering::Relaxed);
-        Held { account: Arc::clone(self), resource, amount }
+        Reservation { account: Arc::clone(self), resource, amount }
     }
 
     /// The limit that all owners share.
@@ -288,7 +288,7 @@ impl Account {
         self.book.most_events
     }
 
-    /// Whether this owner may send so many events now. All owners that send share the node's rate evenly.
+    /// Whether this owner may send this number of events now. All owners that send share the node's rate evenly.
     pub fn may_send(&self, events: usize, now_ns: i64) -> bool {
         if self.owner == Owner::Daemon {
             return true;
@@ -309,7 +309,7 @@ impl Account {
     }
 }
 
-impl Held {
+impl Reservation {
     /// Whose it is.
     #[must_use]
     pub fn account(&self) -> &Arc<Account> {
@@ -333,13 +333,13 @@ impl Held {
     }
 }
 
-impl Clone for Held {
+impl Clone for Reservation {
     fn clone(&self) -> Self {
         self.account.hold(self.resource, self.amount)
     }
 }
 
-impl Drop for Held {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.account.held[self.resource as usize].fetch_sub(self.amount, Ordering::Relaxed);
         self.account.book.held[self.resource as usize].fetch_sub(self.amount, Ordering::Relaxed);
@@ -475,7 +475,7 @@ mod tests {
     }
 
     /// Takes jobs until it may not, and returns them.
-    fn take_all(account: &Arc<Account>) -> Vec<Held> {
+    fn take_all(account: &Arc<Account>) -> Vec<Reservation> {
         let mut held = Vec::new();
         while account.may_hold(Resource::Jobs, 1).is_ok() {
             held.push(account.hold(Resource::Jobs, 1));

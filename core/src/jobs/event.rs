@@ -7,7 +7,7 @@ use super::refusal::Refusal;
 use super::speaker::Speaker;
 use crate::mesh::Mesh;
 use crate::scope::Scope;
-use crate::wire::{Annotation, EventType, Gpus, Kind, Layer, Memory, Scalar};
+use crate::wire::{Annotation, EventType, GpuList, Kind, Layer, Memory, Scalar};
 use std::collections::BTreeMap;
 
 /// The name of a step that was given none.
@@ -151,7 +151,7 @@ impl Context<'_> {
             (None, _) => return Err(Refusal::Missing("name: missing (only a step and an exit need none)")),
         };
         self.check_name("name", &name)?;
-        if matches!(&raw.gpu, Some(Gpus::Many(gpus)) if gpus.is_empty()) {
+        if matches!(&raw.gpu, Some(GpuList::Many(gpus)) if gpus.is_empty()) {
             return Err(Refusal::Missing("gpu: is an empty list; leave it out where it is not known"));
         }
         let gpus = match (&raw.gpu, self.gpus) {

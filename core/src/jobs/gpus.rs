@@ -1,7 +1,7 @@
 //! Which GPU a job means: by index, UUID or PCI bus id, or by the devices that are visible to it.
 
 use crate::gpu::Device;
-use crate::wire::{Gpu, Gpus as Named};
+use crate::wire::{Gpu, GpuList as Named};
 use std::collections::{BTreeSet, HashMap};
 
 /// The node's GPUs by every name that a job may give them.

@@ -1,6 +1,6 @@
 //! One job: its owner, its names, its ranks.
 
-use super::account::{Account, Held, Owner, Resource};
+use super::account::{Account, Owner, Reservation, Resource};
 use super::event::Event;
 use super::id::JobId;
 use super::limits::Limits;
@@ -16,7 +16,7 @@ pub(super) const JOB_BYTES: usize = 512;
 pub(super) const NAME_BYTES: usize = 160;
 
 /// Names of one kind, each with its number and, unless its profiles' names have them, its bytes on an account.
-type Names = BTreeMap<Arc<str>, (usize, Option<Held>)>;
+type Names = BTreeMap<Arc<str>, (usize, Option<Reservation>)>;
 
 /// One job.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct Job {
     layer_names: Names,
     pub(super) layers: Arc<LayerNames>,
     /// The job's place and its bytes on its owner's account.
-    _held: [Held; 2],
+    _held: [Reservation; 2],
 }
 
 impl Job {

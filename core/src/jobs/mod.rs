@@ -18,7 +18,7 @@ mod refusal;
 mod speaker;
 
 pub use crate::scope::Scope;
-pub use account::{Account, Accounts, Held, Owner, Pod, Resource, Sender, Shortage, Within};
+pub use account::{Account, Accounts, Owner, Pod, Reservation, Resource, Sender, Shortage, Within};
 pub use event::{Attributes, Context, Event, weight};
 pub use gpus::Gpus;
 pub use id::JobId;
@@ -58,7 +58,7 @@ pub struct Ended {
     /// The rank's process, where known.
     pub pid: Option<u32>,
     /// Its place among those that wait for their memory.
-    pub waiting: Option<Held>,
+    pub waiting: Option<Reservation>,
 }
 
 /// The GPUs and the process of a rank, where known.
@@ -71,7 +71,7 @@ const OPEN_BYTES: usize = 512;
 /// Bytes of the statistics of a phase of one rank: most are peaks of the last minute.
 const SERIES_BYTES: usize = 5 << 10;
 
-/// Room for so many of what has ended and waits for its memory stays.
+/// Minimum capacity, in entries, that is kept after a burst for what has ended and waits for its memory.
 const PENDING_ROOM: usize = 256;
 
 /// An instant that a job marked.
@@ -134,14 +134,14 @@ pub struct Jobs {
     has_forgotten: bool,
 }
 
-/// What became of an event that was taken.
+/// Result of an event that was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taken {
     /// The job that it belongs to.
     pub job: JobId,
     /// It lies before the rank's newest one.
     pub out_of_order: bool,
-    /// Whoever's end is to be seen from now on.
+    /// The speaker whose end is to be watched for from now on.
     pub watch: Option<Speaker>,
 }
 
@@ -482,7 +482,7 @@ impl Jobs {
         ended.into_iter().filter_map(|(id, number, pid)| self.end(&id, number, pid, at_ns)).collect()
     }
 
-    /// Ends the ranks whose steps this process began, whoever else sends for them. Returns the exits.
+    /// Ends the ranks whose steps this process began, even if other senders send for them. Returns the exits.
     pub fn end_held_by(&mut self, pid: u32, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
         let held = |(_, _, rank): &(&JobId, u32, &Rank)| rank.is_held_by(pid);
         let ranks: Vec<_> = self.ranks().filter(held).map(|(id, number, _)| (id.clone(), number)).collect();

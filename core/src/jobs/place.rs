@@ -146,8 +146,8 @@ impl Search {
         is_elsewhere || uses_others
     }
 
-    /// What is known of the place of the rank while process `pid` speaks for it; `own` is what the system reports. What
-    /// another process of the rank has said of itself comes last.
+    /// What is known of the place of the rank while process `pid` speaks for it; `own` is what the system reports. What another
+    /// process of the rank has sent about itself comes last.
     pub fn place_of(&self, pid: Option<u32>, own: Place) -> Place {
         if self.said_by == pid { self.place.clone().or(own) } else { own.or(self.place.clone()) }
     }

@@ -12,18 +12,18 @@ mod tally;
 pub(super) use building::Profiles;
 pub use tally::{Tallied, Tally};
 
-use super::account::Held;
+use super::account::Reservation;
 use crate::wire::Layer;
 use code::{Last, Numbered};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The names of a job's layers by their numbers, which profiles have, each with its bytes on the account of whoever sent it
-/// first. It only grows. The job and its profiles share it, so names stay on their account for as long as either is kept.
+/// The names of a job's layers by their numbers, which profiles have, each with its bytes on the account of its first sender.
+/// It only grows. The job and its profiles share it, so names stay on their account for as long as either is kept.
 #[derive(Debug, Default)]
-pub(super) struct LayerNames(Mutex<Vec<(Arc<str>, Held)>>);
+pub(super) struct LayerNames(Mutex<Vec<(Arc<str>, Reservation)>>);
 
 impl LayerNames {
-    pub fn push(&self, name: &Arc<str>, held: Held) {
+    pub fn push(&self, name: &Arc<str>, held: Reservation) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((Arc::clone(name), held));
     }
 
@@ -96,7 +96,7 @@ pub struct Profile {
     pub top: Box<[Top]>,
     names: Arc<LayerNames>,
     encoded: Box<[u8]>,
-    _held: Held,
+    _held: Reservation,
 }
 
 /// Where a reader of a profile's records is.

@@ -1,6 +1,6 @@
 //! One process of one job: what it has open, and what its events mean.
 
-use super::account::{Account, Held};
+use super::account::{Account, Reservation};
 use super::event::{Attributes, Event, joined};
 use super::place::Search;
 use super::profile::{Profile, Profiles};
@@ -29,13 +29,13 @@ pub struct Open {
     /// Who began it.
     pub by: Option<Speaker>,
     /// What it takes on its owner's account, until it is dropped wherever it went.
-    pub held: Option<Held>,
+    pub held: Option<Reservation>,
     /// The place of its phase's series, where it is the first of its name.
     pub series: Option<SeriesPlace>,
 }
 
 /// A phase's series and their bytes, on its owner's account.
-pub type SeriesPlace = [Held; 2];
+pub type SeriesPlace = [Reservation; 2];
 
 /// One process of a job.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub struct Rank {
     /// Phases that have ended and have series of their own, each with its place on the owner's account.
     series: BTreeMap<Arc<str>, Option<SeriesPlace>>,
     /// The rank's place and its bytes on its owner's account.
-    held: [Held; 2],
+    held: [Reservation; 2],
 }
 
 /// What an event will do to a rank that takes it: nothing of it can fail any more.
@@ -96,7 +96,7 @@ pub(super) enum Plan {
 /// What something that begins takes on its owner's account.
 #[derive(Debug)]
 pub(super) struct Taking {
-    pub held: Option<Held>,
+    pub held: Option<Reservation>,
     pub series: Option<SeriesPlace>,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct Closed {
 
 impl Rank {
     /// A rank that takes these on its owner's account.
-    pub(super) fn new(held: [Held; 2], now_ns: i64) -> Self {
+    pub(super) fn new(held: [Reservation; 2], now_ns: i64) -> Self {
         Self {
             world_size: None,
             mesh: None,
@@ -328,7 +328,7 @@ impl Rank {
         Closed { exited: std::mem::take(&mut self.open).len() as u64, ..Closed::default() }
     }
 
-    /// Notes who spoke. Returns whoever is counted on from now on, and was not before.
+    /// Notes who spoke. Returns the speaker if it is counted on from now on and was not before.
     pub(super) fn heard(&mut self, speaker: Option<Speaker>) -> Option<Speaker> {
         if self.exited_ns.is_some() { None } else { self.speakers.heard(speaker) }
     }

@@ -1,4 +1,4 @@
-//! What becomes of each event, with the label that counts it.
+//! The outcome of each event, with the label that counts it.
 
 use super::account::{Account, Resource, Shortage};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,7 +103,7 @@ impl Refusal {
 }
 
 crate::labels! {
-    /// What became of an event: the values of the label `outcome`.
+    /// Outcome of an event: the values of the label `outcome`.
     #[allow(missing_docs, reason = "docs/annotations.md has each")]
     pub enum Outcome {
         Accepted = "accepted",

@@ -6,7 +6,7 @@
 /// Speakers of one rank that are counted on; of more, the oldest is forgotten.
 const MOST: usize = 8;
 
-/// Whoever's end is a rank's.
+/// A sender whose end may be the end of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaker {
     /// A process, by its id.
@@ -23,8 +23,8 @@ pub(super) struct Speakers {
 }
 
 impl Speakers {
-    /// Notes who spoke; `None` of one whose end nobody sees. Returns whoever is counted on from now on, and was not before: it
-    /// has spoken twice in turn.
+    /// Notes who spoke; `None` stands for a speaker whose end nobody sees. Returns the speaker if it is counted on from now on
+    /// and was not before: it sent two events in a row.
     pub fn heard(&mut self, speaker: Option<Speaker>) -> Option<Speaker> {
         let is_again = std::mem::replace(&mut self.last, speaker) == speaker;
         let new = speaker.filter(|speaker| is_again && !self.counted.contains(speaker))?;

@@ -178,8 +178,8 @@ mod tests {
         (Join::new([gpu].into(), [reader].into()), writer)
     }
 
-    /// The trough of a flush may be the one reading before the driver answers nobody, and the join may look right then:
-    /// a gap that begins at that reading hides it from whoever looks later.
+    /// The trough of a flush may be the last reading before the driver stops answering, and the join may look right then. A gap
+    /// that begins at that reading hides the trough from a later look.
     #[test]
     fn a_flush_whose_trough_is_the_last_reading_before_a_gap_counts_whenever_it_is_looked_for() {
         let readings =

@@ -1,7 +1,7 @@
 //! What jobs have open beside what of theirs has ended, each under a lock of its own.
 //!
-//! Whoever sends takes the first lock alone, and whoever scrapes holds the second for as long as its series take, so that
-//! neither waits for the other. Where both are needed, what is open comes first, and is let go before rings are read.
+//! A sender takes only the first lock. A scrape holds the second lock for as long as its series take. So neither waits for the
+//! other. Where both locks are needed, the lock of what is open is taken first, and is released before rings are read.
 
 use super::log::Log;
 use crate::jobs::{Jobs, Limits};
@@ -22,7 +22,7 @@ impl Ledger {
         Self { open: Mutex::new(Jobs::new(limits)), ended: Mutex::new(Log::new(&limits)) }
     }
 
-    /// What jobs have in progress. Held for microseconds, by whoever sends, attribution and scrapes, never by the sampler.
+    /// What jobs have in progress. Held for microseconds, by senders, attribution and scrapes, never by the sampler.
     pub fn open(&self) -> MutexGuard<'_, Jobs> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

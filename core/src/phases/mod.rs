@@ -22,7 +22,7 @@ pub use log::{Attributions, Log, Shelf};
 pub use memory::{Attributed, PhaseMemory, attribute, attribute_one};
 pub use pressure::{Pressure, THRESHOLDS};
 pub use stats::{DURATION_BOUNDS_S, LastLayer, LayerStats, PhaseStats, RankStats, WINDOW_SLACK_NS, WINDOWS};
-pub use trail::{Block, Span, Trail};
+pub use trail::{Span, Trail, TrailBlock};
 
 use crate::jobs::JobId;
 

@@ -3,7 +3,7 @@
 use super::memory::{Attributed, PhaseMemory};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::histogram::Durations;
-use crate::jobs::{Held, Resource};
+use crate::jobs::{Reservation, Resource};
 use crate::wire::{Kind, Memory};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -100,7 +100,7 @@ impl RankStats {
             return true;
         }
         let bytes = LAYER_BYTES + open.name.len();
-        let account = open.held.as_ref().map(Held::account);
+        let account = open.held.as_ref().map(Reservation::account);
         if account.is_some_and(|account| account.may_hold(Resource::Layers, bytes).is_err()) {
             return false;
         }
@@ -132,7 +132,7 @@ pub struct LayerStats {
     pub peak_bytes: Option<u64>,
     /// The last one that ended.
     pub last: LastLayer,
-    _place: Option<Held>,
+    _place: Option<Reservation>,
 }
 
 /// What the last layer of a name did.
@@ -155,7 +155,7 @@ pub struct LastLayer {
 }
 
 impl LayerStats {
-    fn new(order: usize, place: Option<Held>) -> Self {
+    fn new(order: usize, place: Option<Reservation>) -> Self {
         Self { order, count: 0, total_ns: 0, peak_bytes: None, last: LastLayer::default(), _place: place }
     }
 

@@ -6,7 +6,7 @@
 //! shorter time: a span takes 10 to 20 bytes here and two kilobytes there.
 
 use super::memory::Attributed;
-use crate::jobs::{Held, JobId};
+use crate::jobs::{JobId, Reservation};
 use crate::shares::{Shares, Weigh};
 use crate::varint::{put, take, unzigzag, zigzag};
 use crate::wire::Kind;
@@ -49,12 +49,12 @@ pub struct Span {
 #[derive(Debug)]
 pub struct Trail {
     most_bytes: usize,
-    blocks: Shares<Arc<Block>>,
+    blocks: Shares<Arc<TrailBlock>>,
 }
 
 /// Successive spans of one owner, each relative to the one before.
 #[derive(Debug, Clone, Default)]
-pub struct Block {
+pub struct TrailBlock {
     encoded: Vec<u8>,
     /// Jobs with ranks, and kinds with names, by their position in the code.
     ranks: Vec<(JobId, u32)>,
@@ -73,7 +73,7 @@ struct Last {
     step: u64,
 }
 
-impl Weigh for Arc<Block> {
+impl Weigh for Arc<TrailBlock> {
     fn bytes(&self) -> usize {
         self.bytes
     }
@@ -91,7 +91,7 @@ impl Trail {
     }
 
     pub(super) fn push(&mut self, number: u64, attributed: &Attributed) {
-        let account = attributed.ended.open.held.as_ref().map(Held::account);
+        let account = attributed.ended.open.held.as_ref().map(Reservation::account);
         self.blocks.add(account, |blocks| {
             if blocks.back().is_none_or(|block| block.bytes >= BLOCK_BYTES) {
                 blocks.push_back(Arc::default());
@@ -108,20 +108,20 @@ impl Trail {
 
     /// The blocks that have spans from this number on.
     #[must_use]
-    pub fn blocks_since(&self, number: u64) -> Vec<Arc<Block>> {
-        let new = |own: &VecDeque<Arc<Block>>| own.partition_point(|block| block.last.number < number);
+    pub fn blocks_since(&self, number: u64) -> Vec<Arc<TrailBlock>> {
+        let new = |own: &VecDeque<Arc<TrailBlock>>| own.partition_point(|block| block.last.number < number);
         self.blocks.each().flat_map(|own| own.iter().skip(new(own))).cloned().collect()
     }
 
     /// The blocks that have spans of an interval, without a copy: decoding them needs no lock.
     #[must_use]
-    pub fn blocks(&self, from_ns: i64, to_ns: i64) -> Vec<Arc<Block>> {
+    pub fn blocks(&self, from_ns: i64, to_ns: i64) -> Vec<Arc<TrailBlock>> {
         let all = self.blocks.each().flatten();
         all.filter(|block| block.newest_ns >= from_ns && block.oldest_ns <= to_ns).cloned().collect()
     }
 }
 
-impl Block {
+impl TrailBlock {
     fn push(&mut self, number: u64, attributed: &Attributed) {
         let (ended, open) = (&attributed.ended, &attributed.ended.open);
         let is_first = self.encoded.is_empty();
@@ -258,7 +258,7 @@ mod tests {
         let (one, other) = (Account::alone(), Account::alone());
         fill(&mut trail, &one, 100);
         fill(&mut trail, &other, 20_000);
-        let of = |own: &VecDeque<Arc<Block>>| own.iter().map(|block| block.spans().count()).sum::<usize>();
+        let of = |own: &VecDeque<Arc<TrailBlock>>| own.iter().map(|block| block.spans().count()).sum::<usize>();
         let mut spans: Vec<usize> = trail.blocks.each().map(of).collect();
         spans.sort_unstable();
         assert_eq!((spans.len(), spans[0]), (2, 100));

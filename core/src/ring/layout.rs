@@ -96,7 +96,7 @@ impl Layout {
         Self { data_words, blocks, fanout_shift, levels, mark_every: u32::MAX, marks: 0 }
     }
 
-    /// The same with this many marks, one at every so many change points of a block.
+    /// The same layout with this many marks, one per `mark_every` change points of a block.
     pub(super) fn with_marks(self, mark_every: u32, marks: usize) -> Self {
         Self { mark_every, marks, ..self }
     }

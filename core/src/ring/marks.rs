@@ -19,7 +19,7 @@ pub(super) const MARK_BYTES: usize = WORDS * size_of::<u64>();
 
 /// A place in a block's bits, right after a change point.
 #[derive(Debug)]
-pub(super) struct Mark {
+pub(super) struct SeekPoint {
     /// The block's number.
     pub(super) block: u64,
     /// Time of that change point, nanoseconds.
@@ -34,20 +34,20 @@ pub(super) struct Mark {
 
 /// The newest marks of a ring.
 #[derive(Debug)]
-pub(super) struct Marks {
+pub(super) struct SeekPoints {
     words: Box<[AtomicU64]>,
     /// Marks ever made; the next one's number.
     head: AtomicU64,
 }
 
-impl Marks {
-    /// Room for so many, of which none is made.
+impl SeekPoints {
+    /// Room for `count` marks, of which none is made.
     pub(super) fn new(count: usize) -> Self {
         Self { words: zeroed(count * WORDS), head: AtomicU64::new(0) }
     }
 
     /// Adds a mark in place of the oldest.
-    pub(super) fn put(&self, mark: &Mark) {
+    pub(super) fn put(&self, mark: &SeekPoint) {
         // The writer is the only one who adds.
         let number = self.head.load(Ordering::Relaxed);
         let Some(cell) = self.cell(number) else { return };
@@ -62,7 +62,7 @@ impl Marks {
     }
 
     /// The last mark of a block at or before a time. `None` where none is kept, or the writer overtook the search.
-    pub(super) fn before(&self, block: u64, at_ns: i64, resolution_ns: i64) -> Option<Mark> {
+    pub(super) fn before(&self, block: u64, at_ns: i64, resolution_ns: i64) -> Option<SeekPoint> {
         let head = self.head.load(Ordering::Acquire);
         let kept = (self.words.len() / WORDS) as u64;
         // They are in the order of blocks and times.
@@ -90,12 +90,12 @@ impl Marks {
     }
 }
 
-fn load(content: &[AtomicU64], resolution_ns: i64) -> Mark {
+fn load(content: &[AtomicU64], resolution_ns: i64) -> SeekPoint {
     let word = |index: usize| content[index].load(Ordering::Relaxed);
     let coder = Coder::from_words(resolution_ns, std::array::from_fn(|index| word(3 + index)));
     let (bit_and_gap, used_bytes) = (word(2), coder.used_bytes());
     #[allow(clippy::cast_possible_truncation, reason = "a block has 23,744 bits at most")]
     let position = (bit_and_gap >> 1) as u32;
     let held = (bit_and_gap & 1 == 0).then_some(used_bytes);
-    Mark { block: word(0), at_ns: word(1).cast_signed(), held, position, coder }
+    SeekPoint { block: word(0), at_ns: word(1).cast_signed(), held, position, coder }
 }

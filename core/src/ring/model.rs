@@ -4,14 +4,14 @@ use crate::ring::{Config, Drop, Point, PushError, Summary};
 
 pub(super) struct Model {
     config: Config,
-    /// Times and values (`None`: a gap begins), never in disorder.
+    /// Times and values (`None`: a gap begins). Times never decrease.
     pub(super) changes: Vec<Point>,
     pub(super) newest_ns: Option<i64>,
 }
 
 /// A value held from one time until another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldValue {
     pub(super) from_ns: i64,
     pub(super) to_ns: i64,
     pub(super) used: Option<u64>,
@@ -47,12 +47,16 @@ impl Model {
     }
 
     /// What was held from the begin of an interval to its end, piece by piece.
-    pub(super) fn held(&self, from_ns: i64, to_ns: i64) -> Vec<Held> {
+    pub(super) fn held(&self, from_ns: i64, to_ns: i64) -> Vec<HeldValue> {
         let at_begin = self.changes.iter().rev().find(|change| change.at_ns <= from_ns).unwrap().used;
         let mut points = vec![Point { at_ns: from_ns, used: at_begin }];
         points.extend(self.changes.iter().filter(|change| from_ns < change.at_ns && change.at_ns < to_ns));
         let ends: Vec<i64> = points.iter().skip(1).map(|point| point.at_ns).chain([to_ns]).collect();
-        points.iter().zip(ends).map(|(point, to_ns)| Held { from_ns: point.at_ns, to_ns, used: point.used }).collect()
+        points
+            .iter()
+            .zip(ends)
+            .map(|(point, to_ns)| HeldValue { from_ns: point.at_ns, to_ns, used: point.used })
+            .collect()
     }
 
     /// The last value among the one that was held until this time and those that are written at it.
@@ -85,12 +89,12 @@ impl Model {
         let mut held = self.held(from_ns, to_ns);
         if from_ns < to_ns {
             let at_end = self.changes.iter().filter(|change| change.at_ns == to_ns);
-            held.extend(at_end.map(|change| Held { from_ns: to_ns, to_ns, used: change.used }));
+            held.extend(at_end.map(|change| HeldValue { from_ns: to_ns, to_ns, used: change.used }));
         }
         Self::fold(from_ns, to_ns, &held)
     }
 
-    fn fold(from_ns: i64, to_ns: i64, held: &[Held]) -> Summary {
+    fn fold(from_ns: i64, to_ns: i64, held: &[HeldValue]) -> Summary {
         let known: Vec<(u64, i64)> =
             held.iter().filter_map(|held| Some((held.used?, held.to_ns - held.from_ns))).collect();
         let values: Vec<u64> = known.iter().map(|known| known.0).collect();

@@ -2,7 +2,7 @@
 //!
 //! Up to the number asked for, all points are there. Beyond it the interval is cut into buckets of equal time, and
 //! each keeps its first and last point, its lowest and highest, and its longest gap with the point that ends it.
-//! Whoever draws the result sees every peak, and no gap longer than it was.
+//! A chart of the result shows every peak, and no gap longer than it was.
 
 use super::{scan::Sink, summary::Part};
 

@@ -5,7 +5,7 @@
 //! the sink wants to see into; of the others the tree's parts are enough.
 
 use super::{
-    store::{Points, Store},
+    store::{BlockPoints, Store},
     summary::Part,
 };
 use std::ops::Range;
@@ -169,7 +169,7 @@ fn decode(store: &Store, id: u64, edges: Edges, sink: &mut impl Sink) -> Option<
 
 /// Hands a change point and those that follow it to the sink.
 #[inline]
-fn hand(first: (i64, Option<u64>), points: Points<'_>, edges: Edges, sink: &mut impl Sink) {
+fn hand(first: (i64, Option<u64>), points: BlockPoints<'_>, edges: Edges, sink: &mut impl Sink) {
     let (mut at_ns, mut held) = first;
     for (later_ns, used_bytes) in points {
         if later_ns > edges.after_ns {

@@ -10,7 +10,7 @@
 use super::{
     code::{Bits, Coder},
     layout::{HEADER_WORDS, Layout, MAX_DATA_WORDS, NODE_WORDS},
-    marks::{Mark, Marks},
+    marks::{SeekPoint, SeekPoints},
     seqlock::{Cell, TAG_WORDS},
     summary::{PART_WORDS, Part},
     sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, zeroed},
@@ -52,7 +52,7 @@ pub(super) struct Store {
     pub(super) bytes: AtomicU64,
     /// Change points ever written.
     pub(super) points: AtomicU64,
-    pub(super) marks: Marks,
+    pub(super) marks: SeekPoints,
     last: [AtomicU64; TAG_WORDS + LAST_WORDS],
     slots: Box<[AtomicU32]>,
     blocks: Box<[AtomicU64]>,
@@ -104,7 +104,7 @@ impl Begin {
 }
 
 impl Copied {
-    /// A block of these words, whoever wrote them: from a time on, with a value, in a gap or not.
+    /// A block of these words, which need not come from a writer: from a time on, with a value, in a gap or not.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn of_words(data: &[u64], (at_ns, used_bytes, gap): (i64, u64, bool)) -> Self {
         let mut words = [0; MAX_DATA_WORDS];
@@ -116,8 +116,8 @@ impl Copied {
     }
 
     /// Its change points after the first, which is its begin.
-    pub(super) fn points(&self, resolution_ns: i64) -> Points<'_> {
-        Points {
+    pub(super) fn points(&self, resolution_ns: i64) -> BlockPoints<'_> {
+        BlockPoints {
             bits: Bits::new(&self.words),
             length_bits: self.length_bits,
             coder: Coder::new(resolution_ns, self.begin.used_bytes),
@@ -127,15 +127,15 @@ impl Copied {
     }
 
     /// Its change points after a mark, from whose word on it was copied.
-    pub(super) fn points_after(&self, mark: Mark, resolution_ns: i64) -> Points<'_> {
-        let Mark { at_ns, position, coder, .. } = mark;
+    pub(super) fn points_after(&self, mark: SeekPoint, resolution_ns: i64) -> BlockPoints<'_> {
+        let SeekPoint { at_ns, position, coder, .. } = mark;
         let bits = Bits::new(&self.words).from(position);
-        Points { bits, length_bits: self.length_bits, coder, resolution_ns, at_ns }
+        BlockPoints { bits, length_bits: self.length_bits, coder, resolution_ns, at_ns }
     }
 }
 
 /// The change points of a block: time, and the value from there or `None` where a gap begins.
-pub(super) struct Points<'a> {
+pub(super) struct BlockPoints<'a> {
     bits: Bits<'a>,
     length_bits: u32,
     coder: Coder,
@@ -143,7 +143,7 @@ pub(super) struct Points<'a> {
     at_ns: i64,
 }
 
-impl Iterator for Points<'_> {
+impl Iterator for BlockPoints<'_> {
     type Item = (i64, Option<u64>);
 
     #[inline]
@@ -170,7 +170,7 @@ impl Store {
             head: AtomicU64::new(0),
             bytes: AtomicU64::new(layout.fixed_bytes() as u64),
             points: AtomicU64::new(0),
-            marks: Marks::new(layout.marks),
+            marks: SeekPoints::new(layout.marks),
             last: std::array::from_fn(|_| AtomicU64::new(0)),
             slots: (0..layout.blocks).map(|_| AtomicU32::new(0)).collect(),
             blocks: zeroed(layout.blocks * layout.block_words()),

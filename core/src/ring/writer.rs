@@ -3,7 +3,7 @@
 use super::{
     PushError,
     code::{Code, Coder, MAX_POINT_BITS},
-    marks::Mark,
+    marks::SeekPoint,
     store::{Begin, Block, Store},
     summary::Part,
     sync::{Arc, AtomicI64, Ordering},
@@ -241,7 +241,7 @@ impl Open {
         if self.unmarked >= store.layout.mark_every {
             self.unmarked = 0;
             let coder = self.coder.clone();
-            store.marks.put(&Mark { block: self.id, at_ns, held: used_bytes, position: self.length_bits, coder });
+            store.marks.put(&SeekPoint { block: self.id, at_ns, held: used_bytes, position: self.length_bits, coder });
         }
         if self.length_bits.div_ceil(64) != words {
             self.publish_bytes(store, self.length_bits.div_ceil(64));

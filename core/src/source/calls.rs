@@ -112,7 +112,7 @@ impl CallStats {
         self.counted.failures[call as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The durations of one call. Whoever times a call elsewhere counts it here.
+    /// The durations of one call. A caller that times a call elsewhere counts it here.
     #[must_use]
     pub fn durations(&self, call: Call) -> &Histogram {
         &self.counted.durations[call as usize]

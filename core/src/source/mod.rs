@@ -50,7 +50,7 @@ pub struct Skipped {
 
 /// An event reported by the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum DriverEvent {
     /// An XID error on the GPU at this position of [`Source::devices`].
     Xid {
         /// Position in [`Source::devices`].
@@ -170,7 +170,7 @@ pub trait Source: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the source has no events at all: do not call again.
-    fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
+    fn wait_event(&self, timeout: Duration) -> Result<Option<DriverEvent>, Error> {
         let _ = timeout;
         Err(Error::Unsupported)
     }

@@ -5,7 +5,7 @@
 //! limited, and shared among owners; if no descriptor is available, a rank ends by its silence.
 
 use super::Intake;
-use highwater_core::jobs::{Account, Held, Jobs, Resource, Speaker};
+use highwater_core::jobs::{Account, Jobs, Reservation, Resource, Speaker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ const EVENTS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Ends {
     epoll: OwnedFd,
-    watched: Mutex<HashMap<u32, (OwnedFd, Held)>>,
+    watched: Mutex<HashMap<u32, (OwnedFd, Reservation)>>,
 }
 
 impl Ends {

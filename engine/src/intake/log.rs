@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// Bytes of one block: the most that is dropped at once.
 const BLOCK_BYTES: usize = 32 << 10;
 
-/// Bytes of the blocks that a reader takes at a time, if no block is larger: the log has so much less room until they are read.
+/// Maximum bytes of the blocks that a reader takes at a time, unless a single block is larger. Until they are read, the
+/// log has less room by these bytes.
 const TAKEN_BYTES: usize = 1 << 20;
 
 /// Most events need less than this: the room that there is for the next one of a block.
@@ -220,7 +221,8 @@ impl Inner {
         kept.forget_old(|block| block.arrived_ns < oldest_ns, dropped);
     }
 
-    /// The number up to which the events from the first of these on are in blocks of so many bytes, at least in one.
+    /// The number up to which the events from the first of `numbers` on are in blocks of at most `most_bytes` together. At
+    /// least one block is included.
     fn first_of(&self, numbers: &Range<u64>, most_bytes: usize) -> u64 {
         let blocks = self.kept.each_of().flat_map(|(_, own)| own);
         let mut blocks: Vec<_> =
@@ -290,7 +292,7 @@ impl Block {
         (place, before)
     }
 
-    /// Its events after so many bytes.
+    /// Its events after the first `skip` bytes.
     fn events(&self, skip: usize) -> code::Events<'_> {
         code::Events::of(self.bytes.get(skip..).unwrap_or_default())
     }
@@ -332,7 +334,7 @@ impl Own {
         self.size().1
     }
 
-    /// Leaves out what exceeds so many bytes, so that it does not stay in memory until the rest is read.
+    /// Leaves out what exceeds `share` bytes, so that it does not stay in memory until the rest is read.
     fn limit(&mut self, share: usize) {
         let mut until = share.saturating_add(self.skip.0);
         let needed = self.blocks.iter().take_while(|block| {
@@ -415,7 +417,7 @@ mod tests {
         log.note(&event(n), account, n);
     }
 
-    /// All from a number on, for a reader that gets so many bytes, and how far it could read.
+    /// All from a number on, for a reader that gets at most `most_bytes`, and how far it could read.
     fn read(log: &EventLog, from: u64, given: &mut Given, most_bytes: usize) -> (Vec<i64>, Extent) {
         let (extent, mut next, mut read) = (log.extent(from), from, Vec::new());
         while next < extent.next {

@@ -23,14 +23,14 @@ pub use batch::{Batch, MOST_BATCHED_BYTES};
 pub use log::{EventLog, Extent, LogLimits, Taken};
 pub use speak::{due, speak};
 
-use crate::place::{Answer as Asked, Kubelet, Peer, Peers, Places};
+use crate::place::{Kubelet, LookupOutcome, Peer, Peers, Places};
 use complaints::Complaints;
 use ends::Ends;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{Device, OnGpus, Processes};
 use highwater_core::jobs::{
-    Account, Accounts, Context, Event, Held, JobId, Jobs, Limits, Outcome, OutcomeCounts, Owner, Refusal, Resource,
-    Scope, Search, Sender, Shortage, Speaker, Taken as JobTaken, Within,
+    Account, Accounts, Context, Event, JobId, Jobs, Limits, Outcome, OutcomeCounts, Owner, Refusal, Reservation,
+    Resource, Scope, Search, Sender, Shortage, Speaker, Taken as JobTaken, Within,
 };
 use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType, Kind};
@@ -390,7 +390,7 @@ impl Intake {
         });
     }
 
-    /// Counts what became of an event that waited.
+    /// Counts the outcome of an event that waited.
     fn has_been_taken(&self, outcome: Result<Option<Accepted>, Refusal>, arrival: &Arrival) {
         match outcome {
             Ok(accepted) => accepted.into_iter().for_each(|accepted| self.counts.count(accepted.outcome)),
@@ -399,7 +399,7 @@ impl Intake {
     }
 
     /// Notes that a speaker has ended, after what it sent before. `pid` is its process, `held` what it held.
-    fn has_ended_behind(&self, pid: Option<u32>, speaker: Speaker, held: Option<Held>) {
+    fn has_ended_behind(&self, pid: Option<u32>, speaker: Speaker, held: Option<Reservation>) {
         let Some(pid) = pid else { return self.has_ended(speaker) };
         let mut end = Parked::End { pid, speaker, _held: held };
         if !self.unlinked.is_empty()
@@ -492,7 +492,7 @@ impl Intake {
             let (gpus, search) = (jobs.gpus_of(&taken.job, event.rank), jobs.search(&taken.job, event.rank));
             (taken, gpus, search)
         };
-        // From here on it is an event of this job, whoever sent it.
+        // From here on it is an event of this job, regardless of its sender.
         event.scope = Some(taken.job.scope().clone());
         if let Some(lost) = lost.filter(|lost| *lost > 0) {
             self.accounts.lost(&account.owner, lost.into());
@@ -567,9 +567,9 @@ impl Intake {
         let held = account.hold(Resource::Bytes, bytes);
         let mut parked = Some(Parked::Event { annotation: raw, arrival: arrival.clone(), held });
         match (self.peers.ask(pid, account, arrival.live_ns, &mut parked), parked) {
-            (Asked::Known(peer), Some(Parked::Event { annotation, .. })) => Ok(Some((annotation, Some(peer)))),
-            (Asked::Full, _) => Err(over("events that wait for their process to be read", Shortage::Share)),
-            (Asked::Later | Asked::Known(_), _) => Ok(None),
+            (LookupOutcome::Known(peer), Some(Parked::Event { annotation, .. })) => Ok(Some((annotation, Some(peer)))),
+            (LookupOutcome::Full, _) => Err(over("events that wait for their process to be read", Shortage::Share)),
+            (LookupOutcome::Later | LookupOutcome::Known(_), _) => Ok(None),
         }
     }
 
@@ -601,16 +601,16 @@ impl Intake {
         }
         let now_ns = self.live.now_ns();
         let peer = match pid.map(|pid| self.peers.ask(pid, account, now_ns, &mut None)) {
-            Some(Asked::Known(peer)) => Peer::clone(&peer),
+            Some(LookupOutcome::Known(peer)) => Peer::clone(&peer),
             // It is searched again once its process has been read.
-            Some(Asked::Later | Asked::Full) => return None,
+            Some(LookupOutcome::Later | LookupOutcome::Full) => return None,
             None => Peer::default(),
         };
         self.places.find(pid, peer.place, search, now_ns)
     }
 }
 
-/// What became of an event that was accepted.
+/// The result of taking an event that was accepted.
 struct Accepted {
     outcome: Outcome,
     /// The name of the job that it belongs to, if it is not the one that the sender gave.
@@ -641,13 +641,13 @@ enum Parked {
     Event {
         annotation: Annotation,
         arrival: Arrival,
-        held: Held,
+        held: Reservation,
     },
     /// The end of this process or of a connection of it, which comes after its events.
     End {
         pid: u32,
         speaker: Speaker,
-        _held: Option<Held>,
+        _held: Option<Reservation>,
     },
 }
 

@@ -11,7 +11,7 @@ use super::answer::MOST_REPLY_BYTES;
 use super::datagram::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
 use crate::place::process::{started_after, ticks_now};
-use highwater_core::jobs::{Account, Held, Refusal, Resource, Sender, Speaker};
+use highwater_core::jobs::{Account, Refusal, Reservation, Resource, Sender, Speaker};
 use rustix::event::{Timespec, epoll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, listen, recv, send};
@@ -63,7 +63,7 @@ struct Connection {
     account: Arc<Account>,
     /// Whether the memory for its replies is bounded.
     is_answered: bool,
-    held: Held,
+    held: Reservation,
 }
 
 /// The state of the reader thread.

@@ -6,7 +6,7 @@ use highwater_core::jobs::{Job, JobId, Scope};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use serde_json::json;
 
-/// The only job of this name, whoever owns it.
+/// The only job of this name, regardless of its owner.
 fn named<'a>(jobs: &'a Jobs, name: &str) -> &'a Job {
     let mut of_name = jobs.by_id().iter().filter(|(id, _)| **id.name() == *name).map(|(_, job)| job);
     let job = of_name.next().expect("it is known");

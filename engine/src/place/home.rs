@@ -163,7 +163,7 @@ impl Home {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::place::kubelet::Settings;
+    use crate::place::kubelet::KubeletSettings;
     use highwater_core::jobs::Container;
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
             std::fs::create_dir_all(&process).expect("a folder");
             std::fs::write(process.join("cgroup"), cgroup).expect("written");
         }
-        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs };
+        let settings = KubeletSettings { socket: Some("/nowhere".into()), container_logs: logs };
         let homes = Homes::new(Kubelet::new(&settings).map(Arc::new), folder.path().to_owned());
         assert_eq!(homes.within(Some(5), 0), Within::Node);
         let pod = Pod { namespace: "research".to_owned(), name: "llama-0".to_owned() };
@@ -200,7 +200,7 @@ mod tests {
         std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
         std::fs::write(process.join("stat"), format!("8 (a) S {} 4711 0\n", "0 ".repeat(18))).expect("written");
         let write = |text: String| std::fs::write(process.join("cgroup"), text).expect("written");
-        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs };
+        let settings = KubeletSettings { socket: Some("/nowhere".into()), container_logs: logs };
         let homes = Homes::new(Kubelet::new(&settings).map(Arc::new), folder.path().to_owned());
         write("0::/user.slice\n".to_owned());
         assert_eq!(homes.of(8, 0).home, Home::Host);
@@ -221,7 +221,7 @@ mod tests {
         write("stat", &format!("77 (a ) name) S {} 4711 0\n", "0 ".repeat(18)));
         let logs = folder.path().join("logs");
         std::fs::create_dir_all(&logs).expect("a folder");
-        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs.clone() };
+        let settings = KubeletSettings { socket: Some("/nowhere".into()), container_logs: logs.clone() };
         let homes = Homes::new(Kubelet::new(&settings).map(Arc::new), folder.path().to_owned());
         assert_eq!(homes.of(77, 0).home, Home::Unlinked(id.as_str().into()), "its link is not there yet");
         std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");

@@ -11,7 +11,7 @@ pub mod peer;
 pub mod process;
 
 pub(crate) use kubelet::Kubelet;
-pub(crate) use peer::{Answer, Peer, Peers};
+pub(crate) use peer::{LookupOutcome, Peer, Peers};
 
 use arc_swap::{ArcSwapOption, Guard};
 use highwater_core::gpu::{Device, OnGpus, Processes};

@@ -64,7 +64,7 @@ pub(crate) struct Peer {
 
 /// The result of a lookup.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum LookupOutcome {
     /// The process is known.
     Known(Arc<Peer>),
     /// It is being read, and the event waits for it.
@@ -144,29 +144,29 @@ impl<Event> Peers<Event> {
     /// Looks up this process, whose owner has this account. If it has to be read first, `event`, if given, is parked
     /// until [`drain`](Self::drain) hands it back. A process that may not be read, or has ended, yields an empty
     /// result.
-    pub fn ask(&self, pid: u32, account: &Arc<Account>, now_ns: i64, event: &mut Option<Event>) -> Answer {
+    pub fn ask(&self, pid: u32, account: &Arc<Account>, now_ns: i64, event: &mut Option<Event>) -> LookupOutcome {
         // Another process's file, so it is read before the lock is taken.
         let is_same = || started(&self.process(pid));
         if let Some(peer) = self.believed(pid, now_ns, is_same) {
-            return Answer::Known(peer);
+            return LookupOutcome::Known(peer);
         }
         if !self.is_threaded.load(Ordering::Relaxed) {
             let peer = self.read(pid, &account.owner);
-            return Answer::Known(self.state().learn(pid, peer, started(&self.process(pid)), KEEP_NS, now_ns));
+            return LookupOutcome::Known(self.state().learn(pid, peer, started(&self.process(pid)), KEEP_NS, now_ns));
         }
         let mut state = self.state();
         if let Some(lookup) = state.lookups.get_mut(&pid) {
             if event.is_some() && lookup.parked.len() >= MOST_PARKED {
-                return Answer::Full;
+                return LookupOutcome::Full;
             }
             lookup.parked.extend(event.take());
-            return Answer::Later;
+            return LookupOutcome::Later;
         }
         if state.stuck_of(account) >= MOST_STUCK {
-            return Answer::Known(Arc::default());
+            return LookupOutcome::Known(Arc::default());
         }
         if state.lookups.values().filter(|lookup| Arc::ptr_eq(&lookup.account, account)).count() >= MOST_WAITING {
-            return Answer::Full;
+            return LookupOutcome::Full;
         }
         let (account, stage, parked) =
             (Arc::clone(account), Stage::Waiting(now_ns), event.take().into_iter().collect());
@@ -174,7 +174,7 @@ impl<Event> Peers<Event> {
         state.queue.push_back(pid);
         drop(state);
         self.wanted.notify_one();
-        Answer::Later
+        LookupOutcome::Later
     }
 
     /// Parks an event behind those that wait for this process; returns it if none does.

@@ -54,7 +54,7 @@ impl Bands {
         self.moments.iter().filter_map(|moment| moment.held.get(site)).copied().max().unwrap_or(0)
     }
 
-    /// Those of so many places with the highest levels.
+    /// Keeps at most `most` places: those with the highest levels.
     #[must_use]
     pub fn largest(mut self, most: usize) -> Self {
         let mut order: Vec<usize> = (0..self.sites.len()).collect();

@@ -1,7 +1,7 @@
 //! The memory of one GPU in a capture, thinned as the ring's is.
 
 use super::read::track;
-use super::rows::File;
+use super::rows::RecordingReader;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::ring::{self, Points, Summary};
 use std::io;
@@ -26,12 +26,12 @@ pub struct Curve {
     pub summary: Summary,
 }
 
-/// The memory of a GPU within an interval, at most so many points of it; `None` if the capture has nothing of it.
+/// The memory of a GPU within an interval, at most `most` points of it; `None` if the capture has nothing of it.
 ///
 /// # Errors
 /// If the file cannot be read.
 pub fn curve(path: &Path, uuid: &str, (from, to): (i64, i64), most: usize) -> io::Result<Option<Curve>> {
-    let mut file = File::open(path).map_err(io::Error::other)?;
+    let mut file = RecordingReader::open(path).map_err(io::Error::other)?;
     let devices = file.devices().map_err(io::Error::other)?;
     let Some((gpu, (device, until_ns))) = devices.into_iter().find(|(_, (device, _))| device.uuid == uuid) else {
         return Ok(None);

@@ -3,7 +3,7 @@
 //! The other tables have one text for each job: its name, or where another job of the file has that name, the name with its
 //! owner. So a file of one owner reads as if there were no owners.
 
-use super::rows::{File, text};
+use super::rows::{RecordingReader, text};
 use highwater_core::jobs::{JobId, Scope};
 use highwater_core::source::OpenError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +44,7 @@ impl Texts {
     }
 }
 
-impl File {
+impl RecordingReader {
     /// The jobs by the text that the other tables have. A job that is not among them has that name, and no known owner.
     pub(super) fn jobs(&mut self) -> Result<BTreeMap<String, JobId>, OpenError> {
         if !self.has_table("jobs") {

@@ -96,7 +96,7 @@ fn shortened(message: &str) -> String {
 
 /// A file that stays open, so that each read sees the same file.
 #[derive(Debug, Clone)]
-pub struct File {
+pub struct LineFile {
     path: PathBuf,
     stored: Arc<fs::File>,
     most_bytes: u64,
@@ -112,7 +112,7 @@ pub enum Fault {
     File(String),
 }
 
-impl File {
+impl LineFile {
     /// Opens a regular file of text, plain or packed by gzip.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl File {
         Bytes { reader: file.reader(), left: most_bytes, file }
     }
 
-    /// At most so many of its first bytes, as they are stored.
+    /// At most `most` of its first bytes, as they are stored.
     pub fn stored(&self, most: usize) -> io::Result<Vec<u8>> {
         let mut begin = Vec::new();
         Stored { file: Arc::clone(&self.stored), at: 0 }.take(most as u64).read_to_end(&mut begin)?;
@@ -219,7 +219,7 @@ impl File {
     }
 }
 
-/// What is said of the line at which reading fails.
+/// The problem that is reported for the line at which reading fails.
 pub fn broken_off(error: &io::Error) -> String {
     format!("the file cannot be read from here on: {error}")
 }
@@ -246,7 +246,7 @@ impl Read for Stored {
 struct Bytes {
     reader: BufReader<Box<dyn Read + Send>>,
     left: u64,
-    file: File,
+    file: LineFile,
 }
 
 impl Read for Bytes {
@@ -263,7 +263,7 @@ pub struct Lines {
     reader: BufReader<Box<dyn Read + Send>>,
     number: usize,
     left_bytes: u64,
-    file: File,
+    file: LineFile,
     is_over: bool,
 }
 
@@ -317,7 +317,7 @@ mod tests {
         let path = folder.path().join("it.csv");
         fs::write(&path, "#\n1\n2\n\n3\n").expect("written");
         let parse = |most_lines| {
-            let file = File { most_lines, ..File::open(&path).expect("there") };
+            let file = LineFile { most_lines, ..LineFile::open(&path).expect("there") };
             let take = |line: &str| Ok((line != "#").then(|| line.to_owned()));
             file.parse(&mut SkippedLines::default(), take, |_| Ok(()))
         };
@@ -327,6 +327,6 @@ mod tests {
             error.reason == "recording_too_large" && error.message.ends_with("it has more than 2 lines"),
             "{error:?}"
         );
-        assert_eq!(File::open(&path).expect("there").most_lines, 16_777_216);
+        assert_eq!(LineFile::open(&path).expect("there").most_lines, 16_777_216);
     }
 }

@@ -3,7 +3,7 @@
 //! Enters: a file's rows. Leaves: the newest profile of each rank, and its records one by one, or as the annotations that a
 //! job would send. Invariant: a recording of before profiles has none, which is no error.
 
-use super::rows::{File, needed, number, text, word};
+use super::rows::{RecordingReader, needed, number, text, word};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::{JobId, Limits};
 use highwater_core::source::OpenError;
@@ -59,7 +59,7 @@ fn name(row: &Row<'_>, at: usize) -> Result<String, String> {
     if (1..=most).contains(&name.len()) { Ok(name) } else { Err(format!("a name has not 1 to {most} bytes")) }
 }
 
-impl File {
+impl RecordingReader {
     /// The newest profile of each rank. What is too much is counted among what cannot be used.
     pub fn profiles(&mut self) -> Result<Vec<Head>, OpenError> {
         if !self.has_table("layer_profiles") {
@@ -237,12 +237,12 @@ mod tests {
         connection.execute_batch(sql).expect("rows");
         connection.execute_batch("COMMIT").expect("committed");
         schema::close(connection).expect("closed");
-        let mut file = crate::recording::rows::File::open(&path).expect("a recording");
+        let mut file = crate::recording::rows::RecordingReader::open(&path).expect("a recording");
         let said = file.profiles_said(0, |_| is_known).expect("readable");
         (said, file.skipped.count)
     }
 
-    /// SQL that adds so many profiles, each with so many records.
+    /// SQL that adds `profiles` profiles, each with `records` records.
     fn many(profiles: usize, records: usize) -> String {
         format!(
             "WITH RECURSIVE n(i) AS (VALUES (0) UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {profiles})
@@ -336,7 +336,7 @@ mod tests {
         let profile = Arc::clone(jobs.by_id()[&JobId::from("j")].ranks[&3].profile().expect("one"));
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("it.sqlite");
-        let file = write::File::create(&path, (1 << 20, 0o600), 0, vec!["a".into()]).expect("created");
+        let file = write::RecordingWriter::create(&path, (1 << 20, 0o600), 0, vec!["a".into()]).expect("created");
         file.profile(0, (&"j".into(), 3), &profile, 9).expect("written");
         // The same number again replaces it.
         assert_eq!(file.profile(0, (&"j".into(), 3), &profile, 9).expect("written"), 3);
@@ -394,7 +394,7 @@ mod tests {
             .execute_batch("INSERT INTO meta VALUES ('state', 'complete'); DROP TABLE layer_records; DROP TABLE layer_profiles; COMMIT")
             .expect("its tables");
         schema::close(connection).expect("closed");
-        let mut file = crate::recording::rows::File::open(&path).expect("a recording");
+        let mut file = crate::recording::rows::RecordingReader::open(&path).expect("a recording");
         assert_eq!(file.profiles().expect("none"), []);
         assert_eq!(file.profiles_said(0, |_| false).expect("none"), []);
     }

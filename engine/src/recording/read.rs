@@ -4,11 +4,11 @@
 use super::lines::refuse;
 use super::meters::Meters;
 use super::points::Track;
-use super::rows::{File, json, needed, number, real, text, word};
+use super::rows::{RecordingReader, json, needed, number, real, text, word};
 use super::tape::{Format, Tape, Times, Words, is_too_long};
 use highwater_core::gpu::{Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::source::{OpenError, provenance};
-use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
+use highwater_core::wire::{Annotation, EventType, Gpu, GpuList, Kind, Memory, Scalar};
 use rusqlite::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -29,7 +29,7 @@ const OWN: Format = Format { name: "highwater", times: Times::Unix, missing: &[]
 /// What simulated a recording in the product's own format; `None` of readings of GPUs.
 pub(super) fn simulation_of(path: &Path) -> Option<String> {
     // It has been read.
-    let file = File::open(path).ok()?;
+    let file = RecordingReader::open(path).ok()?;
     provenance::simulation(&file.meta::<String>("source")?).map(str::to_owned)
 }
 
@@ -38,7 +38,7 @@ pub(super) fn simulation_of(path: &Path) -> Option<String> {
 /// # Errors
 /// If it is not such a file, has another format, is still being written, exceeds the bounds, or has no memory.
 pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
-    let mut file = File::open(path)?;
+    let mut file = RecordingReader::open(path)?;
     let devices = file.devices()?;
     let mut tracks = Vec::new();
     for (gpu, (_, until_ns)) in &devices {
@@ -85,7 +85,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
 }
 
 /// One GPU's changes. A gap begins just after the last good reading, whose time is in the gap's row.
-pub(super) fn track(file: &mut File, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
+pub(super) fn track(file: &mut RecordingReader, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
     let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
     let read = |row: &Row<'_>| Ok((needed::<i64>(row, 0)?, number::<u64>(row, 1)?));
     let rows = file.rows("samples", query, gpu.into(), MOST_SAMPLES, read)?;
@@ -106,7 +106,7 @@ pub(super) fn track(file: &mut File, gpu: u32, until_ns: Option<i64>) -> Result<
     Ok(Track::new(gpu, points))
 }
 
-impl File {
+impl RecordingReader {
     fn meters(&mut self) -> Result<Meters, OpenError> {
         let reasons = if self.has_column("usage", "throttle_reasons") { "throttle_reasons" } else { "NULL" };
         let query =
@@ -127,9 +127,9 @@ impl File {
         Ok(Meters::new(by_gpu))
     }
 
-    /// What became of GPUs, by their positions among these numbers of the file. A GPU's return was seen in a turn, some
-    /// time after it happened. It counts as back just after the turn before, which makes no difference to any detector,
-    /// so that its memory meanwhile is played too.
+    /// The changes of GPUs, each with the GPU's position in `gpus`, the file's numbers of the GPUs. A GPU's return was seen
+    /// in a turn, some time after it happened. It counts as back just after the turn before, which makes no difference to any
+    /// detector, so that its memory meanwhile is played too.
     fn changes(&mut self, gpus: &[u32], turns: &[i64]) -> Result<Vec<GpuChange>, OpenError> {
         let position = |row: &Row<'_>| {
             let gpu = needed::<u32>(row, 1)?;
@@ -244,7 +244,7 @@ impl File {
 #[derive(Debug)]
 struct Known {
     /// Its GPUs, if they were found.
-    gpus: Option<Gpus>,
+    gpus: Option<GpuList>,
     /// Its coordinates, which it may have sent before the recording began.
     mesh: Option<BTreeMap<String, u32>>,
 }
@@ -281,9 +281,9 @@ impl Words for Rows {
 }
 
 /// A JSON array of UUIDs; an empty one counts as not known.
-fn gpus(row: &Row<'_>, at: usize) -> Result<Option<Gpus>, String> {
+fn gpus(row: &Row<'_>, at: usize) -> Result<Option<GpuList>, String> {
     let uuids: Option<Vec<String>> = json(row, at)?;
-    Ok(uuids.filter(|uuids| !uuids.is_empty()).map(|uuids| Gpus::Many(uuids.into_iter().map(Gpu::Name).collect())))
+    Ok(uuids.filter(|uuids| !uuids.is_empty()).map(|uuids| GpuList::Many(uuids.into_iter().map(Gpu::Name).collect())))
 }
 
 #[cfg(test)]

@@ -39,14 +39,14 @@ fn load_schema(path: &Path, connection: &Connection) -> Result<(), OpenError> {
 }
 
 /// A recording while it is read.
-pub struct File {
+pub struct RecordingReader {
     path: PathBuf,
     connection: Connection,
     /// The rows that could not be read.
     pub skipped: SkippedLines,
 }
 
-impl File {
+impl RecordingReader {
     /// Opens a recording.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl File {
     /// If it is not such a file, or is still being written.
     pub fn open_any(path: &Path) -> Result<Self, OpenError> {
         let unreadable = |error| unreadable(path, &error);
-        // SQLite follows no link, not even in the path to the folder; whoever names a file means where its links lead.
+        // SQLite follows no link, not even in the path to the folder. A path that contains links means the file they lead to.
         let real = path.canonicalize().map_err(|error| refuse("recording_unreadable", path, error))?;
         let connection = schema::look(&real).map_err(unreadable)?;
         connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES).map_err(unreadable)?;
@@ -140,7 +140,7 @@ impl File {
         Ok(())
     }
 
-    /// Every row of a query on one table, at most so many.
+    /// Every row of a query on one table. If there are more than `most`, the file is refused.
     pub fn rows<T>(
         &mut self,
         table: &str,

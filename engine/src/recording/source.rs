@@ -108,7 +108,7 @@ impl Replay {
         !is_known || turns.binary_search(&at_ns).is_ok()
     }
 
-    /// What became of GPUs after one time and up to another.
+    /// The changes of GPUs after one time and up to another.
     pub fn changes(&self, after_ns: i64, to_ns: i64) -> impl Iterator<Item = GpuChange> {
         let (after_ns, to_ns) = (self.recorded_ns(after_ns), self.recorded_ns(to_ns));
         let changes = &self.tape.changes;
@@ -124,7 +124,7 @@ impl Replay {
         })
     }
 
-    /// Applies to GPUs what became of them after one time and up to another.
+    /// Applies to `gpus` their changes after one time and up to another.
     pub fn replay_changes(&self, gpus: &[GpuState], after_ns: i64, to_ns: i64) {
         for change in self.changes(after_ns, to_ns) {
             if let Some(gpu) = gpus.get(change.gpu) {

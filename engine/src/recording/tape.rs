@@ -32,7 +32,7 @@ pub struct Tape {
     pub meters: Meters,
     /// When the detectors looked, in order of time; empty if that was not recorded.
     pub turns: Vec<i64>,
-    /// What became of GPUs, by their positions, in order of time.
+    /// Changes of GPUs, each with the GPU's position, in order of time.
     pub changes: Vec<GpuChange>,
     /// The earliest point or annotation, nanoseconds.
     pub begin_ns: i64,

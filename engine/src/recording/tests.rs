@@ -5,7 +5,7 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use highwater_core::source::{Error, NextTick, Source as _};
-use highwater_core::wire::{EventType, Gpu, Gpus, Kind, Scalar};
+use highwater_core::wire::{EventType, Gpu, GpuList, Kind, Scalar};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -105,7 +105,7 @@ fn annotations_of_both_ranks_come_in_order_of_time() {
     assert!(said.is_sorted_by_key(|said| said.time_unix_nano));
     assert_eq!(said.iter().filter(|said| said.kind == Kind::Step).count(), 2 * 2 * 290);
     assert!(said.iter().all(|said| said.world_size == Some(2) && said.job.as_deref() == Some("h200-ddp")));
-    assert!(said.iter().all(|said| said.rank.map(|rank| Gpus::One(Gpu::Index(rank))) == said.gpu));
+    assert!(said.iter().all(|said| said.rank.map(|rank| GpuList::One(Gpu::Index(rank))) == said.gpu));
     let retries = said.iter().filter(|said| said.rank == Some(0)).filter_map(|said| said.memory?.alloc_retries);
     assert_eq!(retries.max(), Some(3));
     let comm = said.iter().find(|said| said.name.as_deref() == Some("comm") && said.event == EventType::End);
@@ -353,7 +353,7 @@ fn a_file_of_very_many_tables_is_refused() {
         file.execute_batch(&format!("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN; {all} COMMIT;"))
             .unwrap();
         drop(file);
-        let refused = super::rows::File::open(&path).err().expect("it is no recording");
+        let refused = super::rows::RecordingReader::open(&path).err().expect("it is no recording");
         let because = if is_refused { "its schema has too many tables and indexes" } else { "is not a recording" };
         assert!(refused.message.contains(because), "{tables}: {}", refused.message);
     }
@@ -371,7 +371,7 @@ fn a_file_whose_change_was_not_finished_is_refused_with_what_undoes_it() {
     file.execute_batch("UPDATE t SET a = randomblob(100000); INSERT INTO t VALUES (randomblob(100000))").unwrap();
     std::fs::copy(&path, &copy).unwrap();
     std::fs::copy(folder.path().join("file.sqlite-journal"), folder.path().join("copy.sqlite-journal")).unwrap();
-    let refused = super::rows::File::open(&copy).err().expect("it is no recording");
+    let refused = super::rows::RecordingReader::open(&copy).err().expect("it is no recording");
     assert!(
         refused.message.contains("a change to it was not finished, and copy.sqlite-journal would undo it"),
         "{}",
@@ -381,6 +381,6 @@ fn a_file_whose_change_was_not_finished_is_refused_with_what_undoes_it() {
         .unwrap()
         .query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i64>(0))
         .unwrap();
-    let refused = super::rows::File::open(&copy).err().expect("it is no recording");
+    let refused = super::rows::RecordingReader::open(&copy).err().expect("it is no recording");
     assert!(refused.message.contains("is not a recording"), "{}", refused.message);
 }

@@ -1,6 +1,6 @@
 //! One GPU's memory on its way into a recording: change points, and gaps in which nothing is known.
 
-use super::write::File;
+use super::write::RecordingWriter;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::ring::{QueryError, Reader};
 
@@ -9,7 +9,7 @@ const SLICE_NS: i64 = 5 * SECOND_NS;
 
 /// How far one GPU's memory has been written.
 #[derive(Debug, Clone)]
-pub struct Track {
+pub struct TrackWriter {
     gpu: usize,
     begin_ns: i64,
     /// Until when the written memory is known, nanoseconds of the timeline.
@@ -26,7 +26,7 @@ struct Last {
     used: Option<u64>,
 }
 
-impl Track {
+impl TrackWriter {
     /// Begins at a time, for a ring whose times are floored to `resolution_ns`. There, a reading just after the begin
     /// may have a time before it.
     pub fn new(gpu: usize, begin_ns: i64, resolution_ns: i64) -> Self {
@@ -40,7 +40,13 @@ impl Track {
     }
 
     /// Writes what the ring has gained since the last call, up to `end_ns`, and calls `between` now and then.
-    pub fn write(&mut self, ring: &Reader, end_ns: i64, file: &File, between: &dyn Fn()) -> rusqlite::Result<()> {
+    pub fn write(
+        &mut self,
+        ring: &Reader,
+        end_ns: i64,
+        file: &RecordingWriter,
+        between: &dyn Fn(),
+    ) -> rusqlite::Result<()> {
         while let Some(newest_ns) = ring.newest_ns() {
             let known_ns = newest_ns.min(end_ns);
             if known_ns < self.until_ns {
@@ -77,7 +83,7 @@ impl Track {
     }
 
     /// Marks the rest up to `end_ns` as not known.
-    pub fn end(&mut self, end_ns: i64, file: &File) -> rusqlite::Result<()> {
+    pub fn end(&mut self, end_ns: i64, file: &RecordingWriter) -> rusqlite::Result<()> {
         if self.until_ns < end_ns || self.last.is_none() {
             self.put(self.until_ns, None, file)?;
             self.until_ns = end_ns;
@@ -85,7 +91,7 @@ impl Track {
         file.known_until(self.gpu, self.until_ns)
     }
 
-    fn put(&mut self, at_ns: i64, used: Option<u64>, file: &File) -> rusqlite::Result<()> {
+    fn put(&mut self, at_ns: i64, used: Option<u64>, file: &RecordingWriter) -> rusqlite::Result<()> {
         let at_ns = at_ns.max(self.begin_ns);
         let nth = match self.last {
             Some(last) if last.used == used => return Ok(()),

@@ -115,14 +115,14 @@ impl FindingRow {
 
 /// A recording that is being written.
 #[derive(Debug)]
-pub struct File {
+pub struct RecordingWriter {
     connection: Connection,
     shift_ns: i64,
     uuids: Vec<String>,
     jobs: RefCell<Texts>,
 }
 
-impl File {
+impl RecordingWriter {
     /// Begins the file and its first transaction.
     pub fn create(
         path: &Path,
@@ -257,7 +257,7 @@ impl File {
         })
     }
 
-    /// Writes what became of a GPU. A change before the begin of the file gets the begin as its time.
+    /// Writes a change of a GPU. A change before the begin of the file gets the begin as its time.
     pub fn gpu_change(&self, change: &GpuChange, begin_ns: i64) -> rusqlite::Result<()> {
         let (at_ns, gpu) = (self.unix(change.at_ns.max(begin_ns)), place(change.gpu));
         match &change.what {
@@ -341,8 +341,8 @@ impl File {
         })
     }
 
-    /// Writes a rank's profile in place of the one with the same number, with at most so many records; the others are among
-    /// those that it lacks. Returns how many it has.
+    /// Writes a rank's profile in place of the one with the same number, with at most `most` records. The others are counted
+    /// among those that it lacks. Returns the number of records written.
     pub fn profile(
         &self,
         number: i64,

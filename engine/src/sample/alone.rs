@@ -9,7 +9,7 @@ use crate::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// After so many long calls in a row, a GPU is left alone for as long as each took.
+/// Number of long calls in a row. From this number on, a GPU is left alone after each call for as long as the call took.
 const HABIT_CALLS: u32 = 8;
 
 /// Starts a thread for the GPU at this position, which was set aside.

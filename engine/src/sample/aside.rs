@@ -84,7 +84,7 @@ impl Cost {
 }
 
 impl Aside {
-    /// None of so many GPUs is aside.
+    /// The state for `gpus` GPUs, none of which is aside.
     pub fn new(gpus: usize) -> Self {
         let calls = (0..gpus).map(|_| AtomicI64::new(NO_CALL)).collect();
         let (costs, threads) = (Mutex::new(vec![Cost::NOTHING; gpus]), Mutex::default());
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_driver_that_makes_every_call_wait_sets_nobody_aside() {
-        // Whoever waited is called last, so that the next is another.
+        // The GPU that waited is called last, so that the next one to wait is another.
         for count in [2, 3, 8] {
             let turns = (0..).map(move |n: i64| (n as usize % count, 40 * MS, n * 50 * MS));
             assert_eq!(first_aside(count, turns), None, "{count} GPUs");

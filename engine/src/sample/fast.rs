@@ -147,7 +147,7 @@ mod tests {
     use std::sync::OnceLock;
     use std::sync::atomic::AtomicU64;
 
-    /// Answers for two GPUs, after so many nanoseconds each.
+    /// Answers for two GPUs. Each call takes `call_ns` nanoseconds.
     struct Prompt {
         devices: Vec<Device>,
         clock: Arc<Stopping>,
@@ -169,13 +169,13 @@ mod tests {
         }
     }
 
-    /// A clock on which waiting takes no time; after so many waits it stops the loop.
+    /// A clock on which waiting takes no time. It stops the loop once `waits` has counted down to zero.
     struct Stopping {
         clock: Manual,
         waits: AtomicU64,
         stop: Arc<AtomicBool>,
         stats: OnceLock<Arc<TickStats>>,
-        /// Once so many waits are left, all GPUs are left alone.
+        /// When this number of waits is left, all GPUs are left alone from then on.
         blocked: u64,
         gpus: OnceLock<Arc<[GpuState]>>,
         /// The most ticks that were counted and their lateness was not.
@@ -209,7 +209,7 @@ mod tests {
         histogram.counts().cumulative.last().copied().unwrap_or(0)
     }
 
-    /// Runs so many ticks. Returns the node, and the most ticks whose lateness was not counted while it ran.
+    /// Runs `ticks` ticks. Returns the node, and the most ticks whose lateness was not counted while it ran.
     fn run_ticks(ticks: u64, period_ns: i64) -> (Node, u64) {
         run_ticks_of(ticks, period_ns, 0, 0)
     }

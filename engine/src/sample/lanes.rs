@@ -9,7 +9,7 @@ use super::sweep::Stuck;
 use super::units::Unit;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, OnGpus, Process, Processes};
-use highwater_core::source::{Call, CallStats, Error, Event, Source};
+use highwater_core::source::{Call, CallStats, DriverEvent, Error, Source};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -51,7 +51,7 @@ pub fn run_units(lanes: &Lanes<'_>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let own = units.common();
         lanes.roll.look(lanes.clock.now_ns());
-        // Before the turns: whoever is idle no more afterwards has another turn at once.
+        // Read before the turns, so that a unit that is no longer idle after them has another turn at once.
         let idle: Vec<bool> = own.iter().map(|number| lanes.are_idle(*number)).collect();
         let (begin, mut due_ns) = (first, i64::MAX);
         for place in (0..own.len()).map(|place| (begin + place) % own.len()) {
@@ -276,7 +276,7 @@ pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], sto
     let (mut failing, mut minute_ns, mut logged) = (false, clock.now_ns(), 0);
     while !stop.load(Ordering::Relaxed) {
         match source.wait_event(EVENT_WAIT) {
-            Ok(Some(Event::Xid { gpu, xid })) => {
+            Ok(Some(DriverEvent::Xid { gpu, xid })) => {
                 let Some(gpu) = gpus.get(gpu) else { continue };
                 let now_ns = clock.now_ns();
                 gpu.count_xid(xid, now_ns);

@@ -5,17 +5,17 @@
 //! for a lock that another thread holds for long; every due tick is counted as taken or as missed with its cause; a GPU
 //! that fails leaves a gap, never its last value. Absent on purpose: everything that interprets readings.
 
-mod ahead;
 mod alone;
 mod aside;
 mod backoff;
 mod deadlines;
+mod deferred;
 mod fast;
 #[cfg(test)]
 mod hand;
-mod held;
 mod idle;
 mod lanes;
+mod prefetch;
 mod roll;
 mod schedule;
 mod sweep;

@@ -1,9 +1,9 @@
 //! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
 
-use super::ahead::Ahead;
 use super::aside::{self, Aside};
-use super::held::Held;
+use super::deferred::DeferredDurations;
 use super::idle::Idle;
+use super::prefetch::Prefetch;
 use super::ticks::{Sweep, TickLog};
 use highwater_core::clock::Clock;
 use highwater_core::gpu::GpuState;
@@ -259,10 +259,10 @@ pub struct Sampler {
     is_idle: bool,
     /// The beginning of each GPU's current run of failures, nanoseconds of the timeline.
     failing_since_ns: Box<[Option<i64>]>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     /// How long calls took, and how late ticks began.
-    call_durations: Held,
-    latenesses: Held,
+    call_durations: DeferredDurations,
+    latenesses: DeferredDurations,
     /// When the last of those that waited were counted, nanoseconds of the timeline.
     counted_ns: i64,
 }
@@ -300,15 +300,15 @@ impl Sampler {
         let idle = Idle::new(count);
         let readings: Box<[Reading]> = vec![Reading::NotDue; count].into();
         let failing_since_ns: Box<[Option<i64>]> = vec![None; count].into();
-        let mut ahead = Ahead::default();
-        ahead.add([Arc::as_ptr(&sinks)]);
-        ahead.add(gpus.iter().map(GpuState::fast_place));
-        ahead.add(idle.places());
-        ahead.add(readings.iter().map(ptr::from_ref));
-        ahead.add(failing_since_ns.iter().map(ptr::from_ref));
+        let mut prefetch = Prefetch::default();
+        prefetch.add([Arc::as_ptr(&sinks)]);
+        prefetch.add(gpus.iter().map(GpuState::fast_place));
+        prefetch.add(idle.places());
+        prefetch.add(readings.iter().map(ptr::from_ref));
+        prefetch.add(failing_since_ns.iter().map(ptr::from_ref));
         let held = sinks.lock().unwrap_or_else(PoisonError::into_inner);
-        ahead.add(held.iter().map(ptr::from_ref));
-        ahead.add(held.iter().map(|sink| sink.writer.newest_place()));
+        prefetch.add(held.iter().map(ptr::from_ref));
+        prefetch.add(held.iter().map(|sink| sink.writer.newest_place()));
         drop(held);
         Self {
             source,
@@ -326,9 +326,9 @@ impl Sampler {
             sweep: Sweep::default(),
             is_idle: false,
             failing_since_ns,
-            ahead,
-            call_durations: Held::new(count),
-            latenesses: Held::new(1),
+            prefetch,
+            call_durations: DeferredDurations::new(count),
+            latenesses: DeferredDurations::new(1),
             counted_ns: 0,
         }
     }
@@ -437,11 +437,11 @@ impl Sampler {
     }
 
     fn read(&mut self, at_ns: i64) -> Ticked {
-        self.ahead.ask();
-        self.call_durations.ask();
-        self.latenesses.ask();
+        self.prefetch.issue();
+        self.call_durations.prefetch();
+        self.latenesses.prefetch();
         if let Some(log) = self.stats.log() {
-            log.ask();
+            log.prefetch();
         }
         let (mut busy, mut ticked, mut begin_ns) = (0, Ticked::Nothing, at_ns);
         self.sweep = Sweep { begin_ns, end_ns: begin_ns, skipped: 0 };

@@ -5,7 +5,7 @@
 //! Invariants: recording a sweep is four stores, without a lock or an allocation; a reader never makes the writer
 //! wait, and drops sweeps that were overwritten while it read. Absent on purpose: memory, which the rings have.
 
-use super::ahead::ask_for;
+use super::prefetch::prefetch;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// One sweep over all GPUs.
@@ -78,11 +78,11 @@ impl TickLog {
     }
 
     /// Asks for the memory of the next sweep.
-    pub(super) fn ask(&self) {
+    pub(super) fn prefetch(&self) {
         let Some(place) = self.place(self.head.load(Ordering::Relaxed)) else { return };
-        ask_for(&self.begins_ns[place]);
-        ask_for(&self.lengths_ns[place]);
-        ask_for(&self.skipped[place]);
+        prefetch(&self.begins_ns[place]);
+        prefetch(&self.lengths_ns[place]);
+        prefetch(&self.skipped[place]);
     }
 
     /// Sweeps recorded so far: the number of the next one.

@@ -193,7 +193,7 @@ mod tests {
     use highwater_core::gpu::Device;
     use std::sync::Arc;
 
-    /// So many units, and which of them got a thread, in order.
+    /// `count` units, and the numbers of those for which a thread was to be started, in order.
     fn units(count: usize) -> (Units, Arc<Mutex<Vec<usize>>>) {
         let device = |number| Device { uuid: format!("GPU-{number:02}"), ..Device::default() };
         let gpus: Vec<_> = (0..count).map(|number| GpuState::new(device(number), SECOND_NS, SECOND_NS)).collect();

@@ -22,7 +22,7 @@ MOST_INTERVALS = 32
 # What a step's end waits for asynchronous collectives of the host that are about to end.
 LATE_S = 0.5
 MOST_OPS = 65536
-# So many are sent without an end of a phase: an evaluation may have none.
+# The number that is sent without an end of a phase: an evaluation may have none.
 MANY_OPS = 1024
 # How many the sender's thread looks at before it lets the job's thread run.
 MOST_TAKEN = 512

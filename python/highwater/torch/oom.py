@@ -38,7 +38,7 @@ class Oom(Part):
         self.snapshot_dir = snapshot_dir
         self.snapshots = 0
         self.last_s = float("-inf")
-        # Whether PyTorch tells of a failure when it happens.
+        # Whether PyTorch reports a failure when it happens.
         self.is_told = False
         self.records = False
 

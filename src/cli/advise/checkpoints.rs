@@ -2,7 +2,7 @@
 
 use crate::cli::terminal;
 use clap::Args;
-use highwater_analysis::advise::{Checkpoints, Choice, MOST_CHECKPOINTS, checkpoints, read};
+use highwater_analysis::advise::{Checkpoints, MOST_CHECKPOINTS, ProfileChoice, checkpoints, read};
 use highwater_analysis::report::{Table, size};
 use std::fmt::{self, Write as _};
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(super) struct CheckpointFlags {
 
 impl CheckpointFlags {
     pub fn run(&self, file: &Path, json: bool) -> anyhow::Result<()> {
-        let choice = Choice { job: self.job.clone(), rank: self.rank };
+        let choice = ProfileChoice { job: self.job.clone(), rank: self.rank };
         let (layers, profiles) = read(file, &choice)?;
         let most = usize::try_from(self.checkpoints.unwrap_or_default())?;
         let advice = checkpoints(&layers, most, self.skip_layers)

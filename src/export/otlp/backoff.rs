@@ -16,7 +16,7 @@ pub(super) struct Backoff {
 
 impl Backoff {
     /// Seeded by the system's random numbers. In a container every daemon has process id 1, and a fleet's daemons start
-    /// together, so neither tells them apart.
+    /// together, so neither distinguishes them.
     pub fn new() -> Self {
         Self::seeded(RandomState::new().hash_one(0))
     }

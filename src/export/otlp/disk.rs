@@ -29,7 +29,7 @@ const CHECKSUM_BYTES: usize = 4;
 pub struct Disk {
     folder: Folder,
     names: std::collections::BTreeMap<u64, String>,
-    left: Vec<Left>,
+    left: Vec<LeftoverRequest>,
     refuses: bool,
     _lock: OwnedFd,
 }
@@ -47,7 +47,7 @@ pub(super) enum Read {
 
 /// A request that an earlier process left.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Left {
+pub(super) struct LeftoverRequest {
     pub number: u64,
     pub signal: Signal,
     pub points: u64,
@@ -78,7 +78,7 @@ impl Disk {
                 // A file that has disappeared since it was listed is ignored.
                 let Some(length) = self.folder.size(&name)? else { continue };
                 let bytes = usize::try_from(length).unwrap_or(usize::MAX).saturating_sub(CHECKSUM_BYTES);
-                self.left.push(Left { number, signal, points, bytes });
+                self.left.push(LeftoverRequest { number, signal, points, bytes });
                 self.names.insert(number, name);
             }
         }
@@ -87,7 +87,7 @@ impl Disk {
     }
 
     /// The requests that an earlier process left, oldest first.
-    pub(super) fn left(&self) -> Vec<Left> {
+    pub(super) fn left(&self) -> Vec<LeftoverRequest> {
         self.left.clone()
     }
 

@@ -100,7 +100,7 @@ pub(super) fn resolve(names: Names, general: Option<&str>, environment: &mut Env
             Ok(uri) => uri,
             Err(problem) => {
                 let variable = super::environment::OF_KEY.to_owned();
-                environment.faults.push(super::environment::Fault { variable, problem });
+                environment.faults.push(super::environment::EnvironmentFault { variable, problem });
                 return None;
             }
         }

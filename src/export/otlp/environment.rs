@@ -7,14 +7,14 @@ pub const OF_KEY: &str = "otlp.endpoint";
 
 /// A variable, or the setting [`OF_KEY`], that cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct EnvironmentFault {
     /// Its name, or [`OF_KEY`].
     pub variable: String,
     /// What is wrong with its value.
     pub problem: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for EnvironmentFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "environment variable {}: {}", self.variable, self.problem)
     }
@@ -23,7 +23,7 @@ impl fmt::Display for Fault {
 /// The variables, and the faults found so far. An empty variable counts as not set.
 pub(super) struct Environment<'a> {
     variables: &'a [(String, String)],
-    pub faults: Vec<Fault>,
+    pub faults: Vec<EnvironmentFault>,
 }
 
 impl<'a> Environment<'a> {
@@ -41,7 +41,7 @@ impl<'a> Environment<'a> {
         match read(self.get(variable)?) {
             Ok(value) => Some(value),
             Err(problem) => {
-                self.faults.push(Fault { variable: variable.to_owned(), problem });
+                self.faults.push(EnvironmentFault { variable: variable.to_owned(), problem });
                 None
             }
         }

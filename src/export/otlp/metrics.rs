@@ -6,7 +6,7 @@
 use super::levels::Level;
 use super::names::{self, Instrument, MEMORY_LEVEL, MEMORY_SHARE, NAMES, Named, OtlpOnly, STATE, STATUS};
 use super::resource::{resource, scope, text};
-use super::series::{Moment, Reported, Series};
+use super::series::{Reported, Series, SnapshotTime};
 use super::settings::Temporality;
 use crate::metrics::{Families, Family, Labels, Sample, Value, catalogue as c};
 use highwater_core::histogram::{Counts, Exponential};
@@ -101,8 +101,8 @@ impl Mapper {
         (ExportMetricsServiceRequest { resource_metrics: vec![resource_metrics] }, points)
     }
 
-    fn moment(&self, now_ns: i64, delta: bool, own: bool) -> Moment {
-        Moment { now_ns, last_ns: self.last_ns, delta, own }
+    fn moment(&self, now_ns: i64, delta: bool, own: bool) -> SnapshotTime {
+        SnapshotTime { now_ns, last_ns: self.last_ns, delta, own }
     }
 
     fn metric(&mut self, place: usize, family: Family, now_ns: i64, exemplars: &Exemplars) -> Metric {

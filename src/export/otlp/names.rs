@@ -260,7 +260,7 @@ pub fn of(metric: &'static Metric) -> Option<&'static Named> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::catalogue::{ALL, Kind};
+    use crate::metrics::catalogue::{ALL, MetricKind};
     use opentelemetry_semantic_conventions::{attribute, metric};
 
     #[test]
@@ -275,9 +275,9 @@ mod tests {
         for named in NAMES {
             use Instrument::{Count, CountInt, Exponential, ForeignCount, ForeignCountInt, Histogram};
             let kind = match named.instrument {
-                Count | CountInt | ForeignCount | ForeignCountInt => Kind::Counter,
-                Histogram | Exponential => Kind::Histogram,
-                _ => Kind::Gauge,
+                Count | CountInt | ForeignCount | ForeignCountInt => MetricKind::Counter,
+                Histogram | Exponential => MetricKind::Histogram,
+                _ => MetricKind::Gauge,
             };
             assert_eq!(kind, named.metric.kind, "{}", named.name);
             for other in NAMES.iter().filter(|other| other.name == named.name) {

@@ -8,10 +8,10 @@ use super::levels::Levels;
 use super::metrics::{Exemplars, Mapper, Snapshot};
 use super::queue::{Batch, Queue};
 use super::raw::{RawPoints, requests};
-use super::settings::{Raw, Settings};
+use super::settings::{OtlpSettings, Raw};
 use super::span_requests::SpanRequests;
-use super::spans::{Traces, Turn};
-use super::stats::{Reason, Signal, Stats};
+use super::spans::{SpanTurn, Traces};
+use super::stats::{DropReason, OtlpStats, Signal};
 use crate::metrics::Snapshots;
 use bytes::Bytes;
 use highwater_core::detect::Finding;
@@ -26,10 +26,10 @@ const MOST_SPANS: usize = 2_000;
 
 /// Fills the queue.
 pub struct Producer {
-    settings: Settings,
+    settings: OtlpSettings,
     snapshots: Snapshots,
     queue: Arc<Queue>,
-    stats: Arc<Stats>,
+    stats: Arc<OtlpStats>,
     mapper: Mapper,
     levels: Levels,
     raw: RawPoints,
@@ -52,7 +52,7 @@ enum End {
 impl Producer {
     /// A producer that has exported nothing yet. Totals of this process begin now.
     #[must_use]
-    pub fn new(settings: Settings, snapshots: Snapshots, queue: Arc<Queue>, stats: Arc<Stats>) -> Self {
+    pub fn new(settings: OtlpSettings, snapshots: Snapshots, queue: Arc<Queue>, stats: Arc<OtlpStats>) -> Self {
         let start_ns = snapshots.known.clock.now_ns() + snapshots.known.clock.unix_shift_ns();
         let mapper = Mapper::new(settings.temporality, settings.resource.clone(), start_ns)
             .with_explicit_histograms(settings.explicit_histograms);
@@ -125,7 +125,7 @@ impl Producer {
             self.around.look(self.snapshots.known.findings.board().all());
             let lost;
             (drawn, lost) = self.around.release(decided_ns);
-            self.stats.add_lost(Signal::Raw, Reason::Overrun, lost);
+            self.stats.add_lost(Signal::Raw, DropReason::Overrun, lost);
         }
         for (request, points) in requests(&drawn, &self.settings.resource) {
             self.push(Signal::Raw, points, request.encode_to_vec());
@@ -155,7 +155,7 @@ impl Producer {
         let findings = begin_ns.map(|begin_ns| self.findings_since(begin_ns)).unwrap_or_default();
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
         let context = Context { now_ns, shift_ns, marks: &marks, findings: &findings };
-        let Turn { spans, exemplars } = match end {
+        let SpanTurn { spans, exemplars } = match end {
             End::Turn => self.traces.advance(new, &context, &self.stats),
             End::Daemon => self.traces.finish(new, &context, &self.stats),
         };
@@ -177,7 +177,7 @@ impl Producer {
             Ok(payload) => self.push(Signal::Spans, points, payload),
             Err(error) => {
                 tracing::error!(points, %error, "spans are dropped: no request for them fits the queue");
-                self.stats.add_lost(Signal::Spans, Reason::TooLarge, points);
+                self.stats.add_lost(Signal::Spans, DropReason::TooLarge, points);
             }
         }
     }

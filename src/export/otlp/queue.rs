@@ -7,7 +7,7 @@
 //! for now keeps its place. Absent on purpose: time and retries, which the lanes ([`run`](super::run)) handle.
 
 use super::disk::{Disk, Read};
-use super::stats::{Account, Reason, Signal, Stats};
+use super::stats::{Account, DropReason, OtlpStats, Signal};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
@@ -40,7 +40,7 @@ pub enum Next {
 pub struct Queue {
     state: Mutex<State>,
     arrived: [Notify; Signal::ALL.len()],
-    stats: Arc<Stats>,
+    stats: Arc<OtlpStats>,
 }
 
 struct State {
@@ -79,7 +79,7 @@ impl Entry {
 impl Queue {
     /// An empty queue of at most `cap_bytes`, or one with the requests that `disk` has from an earlier process.
     #[must_use]
-    pub fn new(cap_bytes: usize, disk: Option<Disk>, stats: Arc<Stats>) -> Self {
+    pub fn new(cap_bytes: usize, disk: Option<Disk>, stats: Arc<OtlpStats>) -> Self {
         let lanes = std::array::from_fn(|_| Lane::default());
         let mut state = State { cap_bytes, bytes: 0, memory_bytes: 0, next_number: 0, lanes, disk };
         state.restore();
@@ -120,14 +120,14 @@ impl Queue {
     pub fn exported(&self, signal: Signal, rejected: u64) {
         self.finish(signal, |account, points| {
             let rejected = rejected.min(points);
-            account.drop(Reason::Rejected, rejected);
+            account.drop(DropReason::Rejected, rejected);
             account.export(points - rejected);
         });
     }
 
     /// The receiver will never accept the request being sent.
     pub fn refused(&self, signal: Signal) {
-        self.finish(signal, |account, points| account.drop(Reason::Refused, points));
+        self.finish(signal, |account, points| account.drop(DropReason::Refused, points));
     }
 
     /// The request being sent has not arrived. It is the oldest again.
@@ -157,7 +157,7 @@ impl Queue {
             for entry in lost {
                 state.bytes -= entry.bytes;
                 state.memory_bytes -= entry.in_memory();
-                state.lanes[signal as usize].account.drop(Reason::Shutdown, entry.points);
+                state.lanes[signal as usize].account.drop(DropReason::Shutdown, entry.points);
                 lost_points += entry.points;
             }
         }
@@ -185,11 +185,11 @@ impl State {
         let bytes = payload.len();
         self.lanes[signal as usize].account.queue(points);
         if bytes > self.cap_bytes {
-            return self.lanes[signal as usize].account.drop(Reason::TooLarge, points);
+            return self.lanes[signal as usize].account.drop(DropReason::TooLarge, points);
         }
         while self.bytes + bytes > self.cap_bytes {
             if !self.drop_oldest() {
-                return self.lanes[signal as usize].account.drop(Reason::Overflow, points);
+                return self.lanes[signal as usize].account.drop(DropReason::Overflow, points);
             }
         }
         let number = self.next_number;
@@ -212,11 +212,11 @@ impl State {
             return false;
         };
         self.forget(&entry);
-        self.lanes[signal as usize].account.drop(Reason::Overflow, entry.points);
+        self.lanes[signal as usize].account.drop(DropReason::Overflow, entry.points);
         true
     }
 
-    fn take(&mut self, signal: Signal, stats: &Stats) -> Next {
+    fn take(&mut self, signal: Signal, stats: &OtlpStats) -> Next {
         if self.lanes[signal as usize].sending.is_some() {
             return Next::Nothing;
         }
@@ -229,7 +229,7 @@ impl State {
                 }
                 Read::Damaged => {
                     self.forget(&entry);
-                    self.lanes[signal as usize].account.drop(Reason::Corrupt, points);
+                    self.lanes[signal as usize].account.drop(DropReason::Corrupt, points);
                 }
                 Read::Failed(error) => {
                     self.lanes[signal as usize].waiting.push_front(entry);
@@ -272,7 +272,7 @@ impl State {
         while self.bytes > self.cap_bytes && self.drop_oldest() {}
     }
 
-    fn publish(&self, stats: &Stats) {
+    fn publish(&self, stats: &OtlpStats) {
         let bytes = self.bytes as u64;
         stats.set_queued_bytes(bytes, self.memory_bytes as u64);
         stats.publish(std::array::from_fn(|signal| self.lanes[signal].account));

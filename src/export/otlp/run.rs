@@ -9,9 +9,9 @@ use super::disk::Disk;
 use super::producer::Producer;
 use super::queue::{Batch, Next, Queue};
 use super::reply::Reply;
-use super::settings::Settings;
-use super::stats::{Attempt, Signal, Stats};
-use super::transport::Peer;
+use super::settings::OtlpSettings;
+use super::stats::{Attempt, OtlpStats, Signal};
+use super::transport::ReceiverClient;
 use crate::heap;
 use crate::metrics::Snapshots;
 use highwater_core::clock::SECOND_NS;
@@ -42,9 +42,9 @@ impl Exporter {
     /// # Errors
     /// If TLS cannot be configured, or the queue's folder cannot be used.
     pub fn new(
-        settings: Settings,
+        settings: OtlpSettings,
         snapshots: Snapshots,
-        stats: &Arc<Stats>,
+        stats: &Arc<OtlpStats>,
         dial: &Arc<dyn Dial>,
     ) -> Result<Self, String> {
         let disk = settings
@@ -52,7 +52,7 @@ impl Exporter {
             .as_deref()
             .map(|folder| Disk::open(folder).map_err(|error| format!("otlp.queue_dir: {error}")));
         let queue = Arc::new(Queue::new(settings.queue_bytes, disk.transpose()?, Arc::clone(stats)));
-        let peer = |endpoint| Peer::new(endpoint, Arc::clone(dial)).map(Arc::new);
+        let peer = |endpoint| ReceiverClient::new(endpoint, Arc::clone(dial)).map(Arc::new);
         let metrics = settings.metrics.clone().map(peer).transpose()?;
         let traces = settings.traces.clone().map(peer).transpose()?;
         let of = |signal: Signal| if signal == Signal::Spans { &traces } else { &metrics };
@@ -102,9 +102,9 @@ impl Exporter {
 /// The lane of one signal to its receiver.
 struct Lane {
     signal: Signal,
-    peer: Arc<Peer>,
+    peer: Arc<ReceiverClient>,
     queue: Arc<Queue>,
-    stats: Arc<Stats>,
+    stats: Arc<OtlpStats>,
 }
 
 impl Lane {

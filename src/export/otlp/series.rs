@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Identifies a series: the place of its metric in the table of names, and its labels.
-pub(super) type Key = (usize, Labels);
+pub(super) type SeriesKey = (usize, Labels);
 
 /// One point of a total.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,7 +70,7 @@ impl Total for Exponential {
 /// The series of one type of value.
 #[derive(Debug)]
 pub(super) struct Series<T> {
-    known: HashMap<Key, Last<T>>,
+    known: HashMap<SeriesKey, Last<T>>,
     round: u64,
 }
 
@@ -84,7 +84,7 @@ struct Last<T> {
 
 /// When a snapshot is taken, and how its totals are exported.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moment {
+pub(super) struct SnapshotTime {
     /// Now, Unix nanoseconds.
     pub now_ns: i64,
     /// When the last snapshot was taken; before the first one, when the exporter started.
@@ -103,8 +103,8 @@ impl<T> Default for Series<T> {
 
 impl<T: Total> Series<T> {
     /// The point to export for a total; `None` if deltas are asked for and there is none yet.
-    pub fn advance(&mut self, key: Key, value: T, moment: Moment) -> Option<Reported<T>> {
-        let Moment { now_ns, last_ns, delta, own } = moment;
+    pub fn advance(&mut self, key: SeriesKey, value: T, moment: SnapshotTime) -> Option<Reported<T>> {
+        let SnapshotTime { now_ns, last_ns, delta, own } = moment;
         let round = self.round;
         let Some(last) = self.known.get_mut(&key) else {
             let start_ns = if own { last_ns } else { now_ns };

@@ -1,6 +1,6 @@
 //! What is exported, and where to: highwater's own keys, and the standard `OTEL_*` variables.
 //!
-//! Enters: [`Keys`] and the environment. Leaves: [`Settings`], every fault of the variables with the variable's name,
+//! Enters: [`Keys`] and the environment. Leaves: [`OtlpSettings`], every fault of the variables with the variable's name,
 //! or nothing if no endpoint is set. A variable of one signal takes precedence over the general one, and
 //! `otlp.endpoint` takes the place of the general endpoint. Variables are read only if something is exported, because
 //! they may be meant for other programs. Absent on purpose: default endpoints.
@@ -11,7 +11,7 @@ use highwater_core::clock::SECOND_NS;
 use std::path::PathBuf;
 
 pub use super::endpoint::{Endpoint, Headers, Protocol, Tls};
-pub use super::environment::{Fault, OF_KEY};
+pub use super::environment::{EnvironmentFault, OF_KEY};
 
 /// Which steps become traces.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -73,7 +73,7 @@ impl Default for Keys {
 
 /// Everything that the exporter needs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct OtlpSettings {
     /// Where metrics go, raw ones too.
     pub metrics: Option<Endpoint>,
     /// Where spans go.
@@ -106,7 +106,7 @@ pub fn is_standard_variable(name: &str) -> bool {
 ///
 /// # Errors
 /// Every variable that cannot be understood.
-pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Settings>, Vec<Fault>> {
+pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<OtlpSettings>, Vec<EnvironmentFault>> {
     let mut environment = Environment::of(variables);
     if environment.get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
         return Ok(None);
@@ -129,7 +129,7 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
     let resource = resource::detect(&mut environment);
     if !environment.faults.is_empty() {
         // A general variable is read for each signal, but its fault is reported once.
-        let mut faults: Vec<Fault> = Vec::new();
+        let mut faults: Vec<EnvironmentFault> = Vec::new();
         for fault in environment.faults {
             if !faults.contains(&fault) {
                 faults.push(fault);
@@ -137,7 +137,7 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
         }
         return Err(faults);
     }
-    Ok(Some(Settings {
+    Ok(Some(OtlpSettings {
         metrics,
         traces,
         interval_ns: interval_ns.unwrap_or(60 * SECOND_NS),

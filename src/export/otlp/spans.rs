@@ -10,7 +10,7 @@ use super::found::is_found;
 use super::metrics::{Exemplars, unix};
 use super::settings::Spans;
 use super::span::{exemplar, span};
-use super::stats::{Reason, Signal, Stats};
+use super::stats::{DropReason, OtlpStats, Signal};
 use super::trace::{self, traceparent};
 use crate::metrics::Labels;
 use highwater_core::clock::SECOND_NS;
@@ -65,7 +65,7 @@ pub struct New {
 
 /// The result of one turn.
 #[derive(Default)]
-pub struct Turn {
+pub struct SpanTurn {
     /// Spans, children before parents.
     pub spans: Vec<SpanData>,
     /// The slowest step and phase of each series.
@@ -109,10 +109,10 @@ impl Traces {
     }
 
     /// Makes spans of what has ended.
-    pub fn advance(&mut self, new: New, context: &Context, stats: &Stats) -> Turn {
-        let mut turn = Turn::default();
+    pub fn advance(&mut self, new: New, context: &Context, stats: &OtlpStats) -> SpanTurn {
+        let mut turn = SpanTurn::default();
         if new.lost > 0 {
-            stats.add_lost(Signal::Spans, Reason::Overrun, new.lost);
+            stats.add_lost(Signal::Spans, DropReason::Overrun, new.lost);
         }
         for attributed in new.ended {
             match attributed.ended.open.kind {
@@ -127,7 +127,7 @@ impl Traces {
     }
 
     /// Makes spans of what has ended, and of phases whose steps have not, because the daemon ends before them.
-    pub fn finish(&mut self, new: New, context: &Context, stats: &Stats) -> Turn {
+    pub fn finish(&mut self, new: New, context: &Context, stats: &OtlpStats) -> SpanTurn {
         let mut turn = self.advance(new, context, stats);
         self.send_held(i64::MAX, context, &mut turn);
         let left: Vec<_> = self.ranks.values_mut().flat_map(|rank| std::mem::take(&mut rank.phases)).collect();
@@ -138,9 +138,9 @@ impl Traces {
         turn
     }
 
-    fn keep(&mut self, phase: Arc<Attributed>, stats: &Stats) {
+    fn keep(&mut self, phase: Arc<Attributed>, stats: &OtlpStats) {
         if self.waiting >= MOST_WAITING {
-            stats.add_lost(Signal::Spans, Reason::Overrun, 1);
+            stats.add_lost(Signal::Spans, DropReason::Overrun, 1);
             return;
         }
         self.waiting += 1;
@@ -149,7 +149,7 @@ impl Traces {
         rank.phases.push(phase);
     }
 
-    fn end_step(&mut self, step: Arc<Attributed>, context: &Context, turn: &mut Turn) {
+    fn end_step(&mut self, step: Arc<Attributed>, context: &Context, turn: &mut SpanTurn) {
         let ended = &step.ended;
         let rank = self.ranks.entry((ended.job.clone(), ended.rank)).or_default();
         rank.heard_ns = rank.heard_ns.max(ended.end_ns);
@@ -178,7 +178,13 @@ impl Traces {
     }
 
     /// Sends a chosen step, or lets it wait if it needs a finding and there is room.
-    fn decide_step(&mut self, step: Arc<Attributed>, own: Vec<Arc<Attributed>>, context: &Context, turn: &mut Turn) {
+    fn decide_step(
+        &mut self,
+        step: Arc<Attributed>,
+        own: Vec<Arc<Attributed>>,
+        context: &Context,
+        turn: &mut SpanTurn,
+    ) {
         let needs_finding = self.which == Spans::Findings;
         if needs_finding && self.waiting + own.len() < MOST_WAITING {
             self.waiting += own.len() + 1;
@@ -190,7 +196,7 @@ impl Traces {
 
     /// Decides about the steps that ended before `until_ns`. Ranks end their steps at different times, so all are
     /// checked.
-    fn send_held(&mut self, until_ns: i64, context: &Context, turn: &mut Turn) {
+    fn send_held(&mut self, until_ns: i64, context: &Context, turn: &mut SpanTurn) {
         for (step, own) in std::mem::take(&mut self.held) {
             if step.ended.end_ns >= until_ns {
                 self.held.push_back((step, own));
@@ -203,7 +209,7 @@ impl Traces {
         }
     }
 
-    fn export_step(&self, step: &Attributed, mut phases: Vec<Arc<Attributed>>, context: &Context, turn: &mut Turn) {
+    fn export_step(&self, step: &Attributed, mut phases: Vec<Arc<Attributed>>, context: &Context, turn: &mut SpanTurn) {
         let place = place_of_step(&step.ended);
         // Outer phases come before inner ones.
         phases.sort_by_key(|phase| (phase.ended.open.begin_ns, std::cmp::Reverse(phase.ended.end_ns)));
@@ -221,7 +227,7 @@ impl Traces {
     }
 
     /// A phase outside any step that ended: below the span that its step would have had, or on its own.
-    fn export_orphan(&self, phase: &Attributed, context: &Context, turn: &mut Turn) {
+    fn export_orphan(&self, phase: &Attributed, context: &Context, turn: &mut SpanTurn) {
         let ended = &phase.ended;
         let is_chosen = match self.which {
             // It is not known whether their step is one.
@@ -241,7 +247,7 @@ impl Traces {
     }
 
     /// Sends phases whose step will not end, and forgets ranks that were silent for long.
-    fn send_orphans(&mut self, open_steps: &HashMap<RankKey, i64>, context: &Context, turn: &mut Turn) {
+    fn send_orphans(&mut self, open_steps: &HashMap<RankKey, i64>, context: &Context, turn: &mut SpanTurn) {
         let mut orphans = Vec::new();
         for (key, rank) in &mut self.ranks {
             let step_ns = open_steps.get(key).copied().unwrap_or(i64::MAX);
@@ -257,7 +263,7 @@ impl Traces {
     }
 }
 
-impl Turn {
+impl SpanTurn {
     fn add(&mut self, attributed: &Attributed, own: SpanContext, parent: Option<&SpanContext>, context: &Context) {
         let ended = &attributed.ended;
         let seconds = exemplar(ended, &own, unix(ended.end_ns + context.shift_ns));

@@ -1,4 +1,4 @@
-//! What became of every point: counted where it happens, exported as the catalogue's `highwater_otlp_*`.
+//! Counters of what happens to every point: counted where it happens, exported as the catalogue's `highwater_otlp_*`.
 
 use crate::metrics::{Collect, Families, Part, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,7 +19,7 @@ highwater_core::labels! {
 
 highwater_core::labels! {
     /// Why points were dropped: the values of the label `reason`.
-    pub enum Reason {
+    pub enum DropReason {
         /// The queue was full, and these were the oldest.
         Overflow = "overflow",
         /// One request was larger than the whole queue.
@@ -49,7 +49,7 @@ highwater_core::labels! {
     }
 }
 
-/// What became of the points of one signal. Always produced = exported + queued + dropped: each point that is produced is
+/// Counts of the points of one signal. Always produced = exported + queued + dropped: each point that is produced is
 /// queued, and leaves the queue in one of the two other ways.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Account {
@@ -59,13 +59,13 @@ pub struct Account {
     pub exported: u64,
     /// Waiting, or being sent.
     pub queued: u64,
-    dropped: [u64; Reason::ALL.len()],
+    dropped: [u64; DropReason::ALL.len()],
 }
 
 impl Account {
     /// Points that were dropped for this reason.
     #[must_use]
-    pub fn dropped(&self, reason: Reason) -> u64 {
+    pub fn dropped(&self, reason: DropReason) -> u64 {
         self.dropped[reason as usize]
     }
 
@@ -85,7 +85,7 @@ impl Account {
         self.exported += points;
     }
 
-    pub(super) fn drop(&mut self, reason: Reason, points: u64) {
+    pub(super) fn drop(&mut self, reason: DropReason, points: u64) {
         self.queued -= points;
         self.dropped[reason as usize] += points;
     }
@@ -93,7 +93,7 @@ impl Account {
 
 /// The counters.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub struct OtlpStats {
     accounts: Mutex<Accounts>,
     signals: [OfSignal; Signal::ALL.len()],
     queued_bytes: AtomicU64,
@@ -116,20 +116,20 @@ struct OfSignal {
     read_failures: AtomicU64,
 }
 
-impl Stats {
+impl OtlpStats {
     /// Publishes all that the queue holds and has done, at once.
     pub(super) fn publish(&self, of_queue: [Account; Signal::ALL.len()]) {
         self.accounts().of_queue = of_queue;
     }
 
     /// Counts points that were dropped before they came to the queue.
-    pub(super) fn add_lost(&self, signal: Signal, reason: Reason, points: u64) {
+    pub(super) fn add_lost(&self, signal: Signal, reason: DropReason, points: u64) {
         let account = &mut self.accounts().before_queue[signal as usize];
         account.queue(points);
         account.drop(reason, points);
     }
 
-    /// What became of the points of a signal, all at the same moment.
+    /// The counts of the points of a signal, all of the same moment.
     #[must_use]
     pub fn account(&self, signal: Signal) -> Account {
         let accounts = self.accounts();
@@ -196,7 +196,7 @@ impl Stats {
 }
 
 /// Exports the counters as metrics of the catalogue.
-impl Collect for Stats {
+impl Collect for OtlpStats {
     fn collect(&self, out: &mut Families) {
         for signal in Signal::ALL {
             let (labels, account) = ([signal.label()], self.account(signal));
@@ -205,7 +205,7 @@ impl Collect for Stats {
             out.count(&c::OTLP_QUEUED, labels, Some(account.queued));
             out.count(&c::OTLP_READ_FAILURES, labels, Some(self.read_failures(signal)));
             out.count(&c::OTLP_SENT_BYTES, labels, Some(self.sent_bytes(signal)));
-            for reason in Reason::ALL {
+            for reason in DropReason::ALL {
                 out.count(&c::OTLP_DROPPED, [labels[0], reason.label()], Some(account.dropped(reason)));
             }
             for attempt in Attempt::ALL {

@@ -25,13 +25,13 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 /// A client for one endpoint.
-pub struct Peer {
+pub struct ReceiverClient {
     endpoint: Endpoint,
     connector: Connector,
     client: ArcSwap<HttpClient>,
 }
 
-impl Peer {
+impl ReceiverClient {
     /// A client that makes its connections with `dial`. It makes none yet.
     ///
     /// # Errors

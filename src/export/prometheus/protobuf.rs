@@ -8,7 +8,7 @@
 //! is (2^(i·2^-s), 2^((i+1)·2^-s)]. The index is therefore one higher.
 
 use super::{bucket_step, lines};
-use crate::metrics::catalogue::Kind;
+use crate::metrics::catalogue::MetricKind;
 use crate::metrics::{Families, Family, LabelValue, Sample, Value};
 use highwater_core::histogram::{Counts, Exponential};
 use highwater_core::varint::zigzag;
@@ -65,15 +65,15 @@ pub(super) fn write_delimited(family: &Family, out: &mut Vec<u8>) {
 
 /// The approximate size of a family's message.
 fn bytes(family: &Family) -> usize {
-    let of_sample = if family.metric.kind == Kind::Histogram { 350 } else { 100 };
+    let of_sample = if family.metric.kind == MetricKind::Histogram { 350 } else { 100 };
     256 + 16 * lines(family) + of_sample * family.samples.len()
 }
 
 fn write_family(family: &Family, out: &mut Vec<u8>) {
     let kind = match family.metric.kind {
-        Kind::Counter => 0,
-        Kind::Gauge => 1,
-        Kind::Histogram => 4,
+        MetricKind::Counter => 0,
+        MetricKind::Gauge => 1,
+        MetricKind::Histogram => 4,
     };
     text(field::FAMILY_NAME, family.metric.name, out);
     text(field::FAMILY_HELP, family.metric.help, out);
@@ -86,7 +86,7 @@ fn write_family(family: &Family, out: &mut Vec<u8>) {
                     nested(field::METRIC_HISTOGRAM, out, |out| write_histogram(counts, bucket_step(family), out));
                 }
                 Value::Number(value) => {
-                    let is_counter = family.metric.kind == Kind::Counter;
+                    let is_counter = family.metric.kind == MetricKind::Counter;
                     let of = if is_counter { field::METRIC_COUNTER } else { field::METRIC_GAUGE };
                     nested(of, out, |out| double(field::NUMBER_VALUE, *value, out));
                 }

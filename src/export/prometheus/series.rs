@@ -2,7 +2,7 @@
 //! bounds once in the process's life: they are few, and the same in every scrape.
 
 use super::bucket_step;
-use crate::metrics::catalogue::Kind;
+use crate::metrics::catalogue::MetricKind;
 use crate::metrics::{Family, LabelValue, Sample, Value};
 use highwater_core::histogram::Counts;
 use std::io::Write as _;
@@ -47,9 +47,9 @@ pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
 fn head(family: &Family, text: &mut Vec<u8>) {
     let name = family.metric.name.as_bytes();
     let kind: &[u8] = match family.metric.kind {
-        Kind::Gauge => b"gauge",
-        Kind::Counter => b"counter",
-        Kind::Histogram => b"histogram",
+        MetricKind::Gauge => b"gauge",
+        MetricKind::Counter => b"counter",
+        MetricKind::Histogram => b"histogram",
     };
     put(text, &[b"# HELP ", name, b" "]);
     escape(family.metric.help, |byte| matches!(byte, b'\\' | b'\n'), text);

@@ -32,7 +32,7 @@ fn histogram() -> impl Strategy<Value = Value> {
 /// A family as the catalogue could have it. It is leaked, because the catalogue is static.
 fn family() -> impl Strategy<Value = Family> {
     const NAMES: [&[&str]; 3] = [&[], &["training_job"], &["training_job", "rank", "phase"]];
-    let kind = prop_oneof![Just(Kind::Gauge), Just(Kind::Counter), Just(Kind::Histogram)];
+    let kind = prop_oneof![Just(MetricKind::Gauge), Just(MetricKind::Counter), Just(MetricKind::Histogram)];
     (prop::sample::select(&NAMES[..]), kind, text()).prop_flat_map(|(labels, kind, help)| {
         let metric: &'static Metric = Box::leak(Box::new(Metric {
             name: "highwater_x",
@@ -42,8 +42,8 @@ fn family() -> impl Strategy<Value = Family> {
             place: 0,
         }));
         let value = match kind {
-            Kind::Histogram => histogram().boxed(),
-            Kind::Gauge | Kind::Counter => number().prop_map(Value::Number).boxed(),
+            MetricKind::Histogram => histogram().boxed(),
+            MetricKind::Gauge | MetricKind::Counter => number().prop_map(Value::Number).boxed(),
         };
         let labels = prop::collection::vec(text(), labels.len())
             .prop_map(|values| Labels::found(&values.iter().map(String::as_str).collect::<Vec<_>>()));

@@ -136,7 +136,7 @@ mod tests {
     use super::super::{MadeIn, Watch};
     use super::*;
 
-    fn probe<'a>(ask: impl FnMut() -> super::super::Answer + 'a) -> Probe<'a> {
+    fn probe<'a>(ask: impl FnMut() -> super::super::ProbeAnswer + 'a) -> Probe<'a> {
         Probe { name: "x", function: "x", made_in: MadeIn::Slow, watch: Watch::No, remark: None, ask: Box::new(ask) }
     }
 

@@ -44,7 +44,7 @@ pub enum Watch {
 }
 
 /// The answer of a probe: a number that changes when the reading does, if there is one, or NVML's error message.
-pub type Answer = Result<Option<u64>, String>;
+pub type ProbeAnswer = Result<Option<u64>, String>;
 
 /// One call, ready to be made.
 pub struct Probe<'a> {
@@ -59,7 +59,7 @@ pub struct Probe<'a> {
     /// Status text for the report, in place of a plain "ok".
     pub remark: Option<&'static str>,
     /// Makes the call once.
-    pub ask: Box<dyn FnMut() -> Answer + 'a>,
+    pub ask: Box<dyn FnMut() -> ProbeAnswer + 'a>,
 }
 
 impl Probe<'_> {

@@ -3,9 +3,9 @@
 //! Invariant: "made in" depends on the counters of this GPU, as in the slow lane. If they are wide, the lane reads them
 //! and not GPM; if they are narrow, it reads GPM and not them.
 
-use super::{Answer, Builder, MadeIn, Probe, Watch, said, sum};
+use super::{Builder, MadeIn, Probe, ProbeAnswer, Watch, said, sum};
 use crate::nvml::errors::Code;
-use crate::nvml::gpm::{Gpm, Sample};
+use crate::nvml::gpm::{Gpm, GpmSample};
 use crate::nvml::raw::Handle;
 
 const NARROW: &str = "narrow: wraps at 2^32, not used";
@@ -38,7 +38,7 @@ impl<'a> Builder<'a> {
         let gpm = nvml.gpm.as_ref().ok_or(Code::FUNCTION_NOT_FOUND);
         let mut sample = gpm.and_then(|gpm| Ok((gpm, gpm.allocate()?)));
         let probe = |name, function, ask| Probe { name, function, made_in, watch: Watch::No, remark: None, ask };
-        let rate = |direction: usize| -> Box<dyn FnMut() -> Answer + 'a> {
+        let rate = |direction: usize| -> Box<dyn FnMut() -> ProbeAnswer + 'a> {
             let rates = gpm.and_then(|gpm| Rates::begin(gpm, handle));
             Box::new(move || {
                 rates.as_ref().map_err(|code| *code).and_then(|r| r.now(direction)).map(Some).map_err(said)
@@ -64,7 +64,7 @@ impl<'a> Builder<'a> {
 struct Rates<'a> {
     gpm: &'a Gpm,
     handle: Handle,
-    first: Sample,
+    first: GpmSample,
 }
 
 impl<'a> Rates<'a> {

@@ -5,9 +5,9 @@
 //! the backward pass. Invariant: what the layers add up to is what the phase's memory grows by. Absent on purpose: noise,
 //! so that the same layer of every rank has the same memory.
 
-use super::{Moment, Plan, Select, Timeline, What, live_bytes};
+use super::{Plan, RankEvent, Select, Timeline, What, live_bytes};
 use crate::sim::scenario::{BACKWARD, FORWARD, Layers, Phase};
-use highwater_core::wire::{Annotation, Direction, EventType, Gpus, Kind, Layer, Memory};
+use highwater_core::wire::{Annotation, Direction, EventType, GpuList, Kind, Layer, Memory};
 
 /// A layer's parts of what all layers have together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(super) fn modules(count: usize) -> Vec<Module> {
     all
 }
 
-/// Parts of so many bytes, one for each weight. They add up to all of it, but for a tensor's alignment.
+/// Splits `bytes` bytes into parts, one for each weight. They add up to all of it, but for a tensor's alignment.
 fn parts(bytes: u64, weights: impl Iterator<Item = u64> + Clone) -> Vec<u64> {
     let (all, mut sum, mut before) = (weights.clone().sum::<u64>().max(1), 0, 0);
     let part = |weight: u64| {
@@ -139,7 +139,7 @@ impl Timeline {
             rank: u32::try_from(rank).ok(),
             world_size: None,
             mesh: None,
-            gpu: Some(Gpus::One(plan.ranks[rank].gpu.clone())),
+            gpu: Some(GpuList::One(plan.ranks[rank].gpu.clone())),
             step: Some(self.step),
             time_unix_nano: Some(at_ns),
             memory: Some(memory),
@@ -148,6 +148,6 @@ impl Timeline {
             answer: None,
             attributes: None,
         };
-        self.queue.push_back(Moment { at_ns, rank, what: What::Says(Box::new(annotation)) });
+        self.queue.push_back(RankEvent { at_ns, rank, what: What::Says(Box::new(annotation)) });
     }
 }

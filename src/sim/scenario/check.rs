@@ -1,7 +1,7 @@
 //! Checks what a scenario must satisfy beyond its syntax. Each fault names the key to change.
 
 use super::fleet::Fleet;
-use super::{BACKWARD, FORWARD, Fault, Job, Nanoseconds, Phase, Pipeline, Scenario, Schedule, Shape};
+use super::{BACKWARD, FORWARD, Job, Nanoseconds, Phase, Pipeline, Scenario, ScenarioFault, Schedule, Shape};
 use std::collections::BTreeSet;
 
 /// The longest duration: sums of a few of these stay far from the end of 64-bit time.
@@ -18,7 +18,7 @@ const MOST_PASSES: usize = 4_096;
 const LARGEST_BYTES: u64 = 1 << 50;
 
 /// Everything that is wrong, with keys and without lines.
-pub(super) fn faults(scenario: &Scenario) -> Vec<Fault> {
+pub(super) fn faults(scenario: &Scenario) -> Vec<ScenarioFault> {
     let mut found = Faults::default();
     check_gpus(scenario, &mut found);
     if !found.0.is_empty() {
@@ -39,11 +39,11 @@ pub(super) fn faults(scenario: &Scenario) -> Vec<Fault> {
 }
 
 #[derive(Default)]
-struct Faults(Vec<Fault>);
+struct Faults(Vec<ScenarioFault>);
 
 impl Faults {
     fn add(&mut self, key: String, message: impl Into<String>) {
-        self.0.push(Fault { key, line: None, message: message.into() });
+        self.0.push(ScenarioFault { key, line: None, message: message.into() });
     }
 
     fn require(&mut self, holds: bool, key: String, message: impl Into<String>) {

@@ -1,6 +1,6 @@
 //! Parses TOML into a checked [`Scenario`], and holds the scenarios that are shipped with the program.
 
-use super::place::Places;
+use super::place::KeyPlaces;
 use super::{Scenario, check};
 use std::path::Path;
 use std::{fmt, io};
@@ -18,7 +18,7 @@ const MOST_BYTES: u64 = 1 << 20;
 
 /// One error in a scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ScenarioFault {
     /// Where it is, such as `jobs[0].phases[1].duration`; empty if the text is not TOML.
     pub key: String,
     /// The line, from 1, if known.
@@ -33,7 +33,7 @@ pub struct ScenarioError {
     /// The file's name, as given.
     pub file: String,
     /// All errors; for a text that cannot be parsed, only the first.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<ScenarioFault>,
 }
 
 impl fmt::Display for ScenarioError {
@@ -71,7 +71,7 @@ impl Scenario {
         let mut scenario: Scenario = toml::from_str(text).map_err(|error| refuse(vec![unreadable(text, &error)]))?;
         let mut faults = check::faults(&scenario);
         if !faults.is_empty() {
-            let places = Places::of(text);
+            let places = KeyPlaces::of(text);
             faults.iter_mut().for_each(|fault| fault.line = places.line_of(&fault.key));
             return Err(refuse(faults));
         }
@@ -98,9 +98,9 @@ impl Scenario {
     }
 }
 
-fn unreadable(text: &str, error: &toml::de::Error) -> Fault {
-    let places = Places::of(text);
+fn unreadable(text: &str, error: &toml::de::Error) -> ScenarioFault {
+    let places = KeyPlaces::of(text);
     let span = error.span();
     let key = span.as_ref().and_then(|span| places.path_at(span)).unwrap_or_default().to_owned();
-    Fault { key, line: span.map(|span| places.line_at(span.start)), message: error.message().to_owned() }
+    ScenarioFault { key, line: span.map(|span| places.line_at(span.start)), message: error.message().to_owned() }
 }

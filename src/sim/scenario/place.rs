@@ -4,7 +4,7 @@ use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
 /// Every key and list element of one text.
-pub(super) struct Places<'a> {
+pub(super) struct KeyPlaces<'a> {
     text: &'a str,
     entries: Vec<Entry>,
 }
@@ -18,7 +18,7 @@ struct Entry {
     value: Range<usize>,
 }
 
-impl<'a> Places<'a> {
+impl<'a> KeyPlaces<'a> {
     /// The places of a text; none if it is not TOML.
     pub(super) fn of(text: &'a str) -> Self {
         let mut entries = Vec::new();

@@ -5,7 +5,7 @@
 //! purpose: the files that it names, which `tls` reads.
 
 use super::section::{Section, table};
-use super::tls_section::{self, Tls};
+use super::tls_section::{self, TlsSection};
 use axum::http::{HeaderName, HeaderValue};
 use highwater_core::units::parse_duration_ns;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ const HEADERS: [(&str, &[&str]); 5] = [
 /// The contents of the file.
 #[derive(Default)]
 pub(super) struct File {
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSection>,
     /// Headers of every answer.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Users and the bcrypt hashes of their passwords.

@@ -12,7 +12,7 @@ mod section;
 mod tls;
 mod tls_section;
 
-use super::counts::{Seldom, Stats};
+use super::counts::{HttpStats, Seldom};
 use arc_swap::ArcSwap;
 use axum::http::{HeaderName, HeaderValue};
 use file::File;
@@ -40,7 +40,7 @@ pub struct Guard {
     /// The files that were read; one thread at a time checks them.
     files: Mutex<Vec<Stamp>>,
     looked: Mutex<Instant>,
-    stats: Arc<Stats>,
+    stats: Arc<HttpStats>,
     broken: Seldom,
 }
 
@@ -76,7 +76,7 @@ impl Guard {
     ///
     /// # Errors
     /// Every fault of it, and of the files that it names.
-    pub fn open(path: &Path, stats: Arc<Stats>) -> anyhow::Result<Arc<Self>> {
+    pub fn open(path: &Path, stats: Arc<HttpStats>) -> anyhow::Result<Arc<Self>> {
         let one_error = |faults: Vec<String>| {
             let one_error: Vec<_> =
                 faults.iter().map(|fault| format!("web.config_file: {}: {fault}", path.display())).collect();
@@ -158,7 +158,7 @@ impl Rules {
         if before.is_some_and(|before| before.tls.is_some() != tls.is_some()) {
             return Err(vec!["tls_server_config: adding or removing it needs a restart".to_owned()]);
         }
-        files.extend(tls.iter().flat_map(tls_section::Tls::files).map(Stamp::of));
+        files.extend(tls.iter().flat_map(tls_section::TlsSection::files).map(Stamp::of));
         let tls = tls.as_ref().map(tls::config).transpose().map_err(|fault| vec![fault])?;
         let kept = before.and_then(|before| before.passwords.clone()).filter(|kept| kept.has_users(&users));
         let passwords = match kept {

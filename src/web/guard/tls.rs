@@ -1,7 +1,7 @@
 //! TLS as configured in the web configuration file: rustls's configuration, with ring as its only provider.
 
 use super::read;
-use super::tls_section::{Clients, Pem, Tls};
+use super::tls_section::{Clients, Pem, TlsSection};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
@@ -15,7 +15,7 @@ use tokio_rustls::rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme,
 };
 
-impl Tls {
+impl TlsSection {
     /// The files that it names.
     pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> {
         let authority = match &self.clients {
@@ -31,7 +31,7 @@ impl Tls {
 ///
 /// # Errors
 /// What is wrong, with its key and its file.
-pub(super) fn config(tls: &Tls) -> Result<ServerConfig, String> {
+pub(super) fn config(tls: &TlsSection) -> Result<ServerConfig, String> {
     let default = crypto::ring::default_provider();
     let provider = CryptoProvider { cipher_suites: tls.suites.clone(), kx_groups: tls.groups.clone(), ..default };
     let provider = Arc::new(provider);
@@ -51,7 +51,7 @@ pub(super) fn config(tls: &Tls) -> Result<ServerConfig, String> {
     Ok(config)
 }
 
-fn clients(tls: &Tls, provider: Arc<CryptoProvider>) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+fn clients(tls: &TlsSection, provider: Arc<CryptoProvider>) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
     let (authority, is_required) = match &tls.clients {
         Clients::None => return Ok(None),
         Clients::IfGiven(authority) => (authority, false),

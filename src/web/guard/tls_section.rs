@@ -9,7 +9,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{SupportedCipherSuite, SupportedProtocolVersion, version};
 
 /// `tls_server_config`.
-pub(super) struct Tls {
+pub(super) struct TlsSection {
     pub certificate: Pem,
     pub key: Pem,
     pub clients: Clients,
@@ -37,7 +37,7 @@ pub(super) enum Clients {
 }
 
 /// Reads `tls_server_config`; relative paths in it are below `folder`.
-pub(super) fn read(mut section: Section<'_>, folder: &Path) -> Option<Tls> {
+pub(super) fn read(mut section: Section<'_>, folder: &Path) -> Option<TlsSection> {
     if section.table.is_empty() {
         return None;
     }
@@ -59,7 +59,7 @@ pub(super) fn read(mut section: Section<'_>, folder: &Path) -> Option<Tls> {
     let groups = if groups.is_empty() { DEFAULT_KX_GROUPS.to_vec() } else { groups };
     let is_server_order = section.boolean("prefer_server_cipher_suites").unwrap_or(true);
     section.finish();
-    Some(Tls { certificate: certificate?, key: key?, clients, names, versions, suites, groups, is_server_order })
+    Some(TlsSection { certificate: certificate?, key: key?, clients, names, versions, suites, groups, is_server_order })
 }
 
 /// The PEM given inline as `key`, or in a file as `key_file`.

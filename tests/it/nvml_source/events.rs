@@ -1,7 +1,7 @@
 //! Events that the driver reports.
 
 use super::{EVENTUALLY, Node};
-use highwater_core::source::{Error, Event, Source};
+use highwater_core::source::{DriverEvent, Error, Source};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn an_xid_error_arrives_with_its_gpu() {
     ]);
     node.control.set(&json!({"gpus": gpus, "xids": xids}));
     let arrived = [0; 3].map(|_| nvml.wait_event(EVENTUALLY));
-    let expected = [(1, 79), (4, 31), (2, 48)].map(|(gpu, xid)| Ok(Some(Event::Xid { gpu, xid })));
+    let expected = [(1, 79), (4, 31), (2, 48)].map(|(gpu, xid)| Ok(Some(DriverEvent::Xid { gpu, xid })));
     assert_eq!(arrived, expected, "the second is of the instance at position 4, the third of the whole GPU");
     assert_eq!(nvml.wait_event(Duration::from_millis(5)), Ok(None));
 }
@@ -33,7 +33,7 @@ fn a_gpu_that_came_back_reports_events_again() {
     assert_eq!(nvml.reacquire(0), Ok(()));
     let registered = node.control.calls("nvmlDeviceRegisterEvents");
     node.control.set(&json!({"gpus": [{"generation": 1}], "xids": [{"gpu": 0, "xid": 79}, {"gpu": 0, "xid": 13}]}));
-    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 0, xid: 13 })));
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(DriverEvent::Xid { gpu: 0, xid: 13 })));
     assert_eq!(node.control.calls("nvmlDeviceRegisterEvents"), registered + 1);
 }
 
@@ -48,11 +48,11 @@ fn a_lost_gpu_silences_no_other() {
     assert!(matches!(nvml.wait_event(Duration::ZERO), Err(Error::Failed(_))), "the loss is reported");
     let one = json!({"gpu": 1, "xid": 31});
     node.control.set(&json!({"gpus": gpus(true), "xids": [one]}));
-    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 1, xid: 31 })));
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(DriverEvent::Xid { gpu: 1, xid: 31 })));
     assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None), "the loss is not reported again");
     node.control.set(&json!({"gpus": gpus(false), "xids": [one, {"gpu": 0, "xid": 13}]}));
     assert_eq!(nvml.reacquire(0), Ok(()));
-    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 0, xid: 13 })));
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(DriverEvent::Xid { gpu: 0, xid: 13 })));
     drop(nvml);
     let sets = ["nvmlEventSetCreate", "nvmlEventSetFree"].map(|name| node.control.calls(name));
     assert_eq!(sets, [2, 2]);
@@ -64,13 +64,13 @@ fn a_gpu_that_spoils_the_set_is_left_out() {
     let gpus = json!([{"errors": {"nvmlDeviceRegisterEvents": 999}}, {}]);
     let node = Node::with(json!({"gpus": gpus, "xids": [{"gpu": 1, "xid": 31}]}));
     let nvml = node.open();
-    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 1, xid: 31 })));
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(DriverEvent::Xid { gpu: 1, xid: 31 })));
     let sets = ["nvmlEventSetCreate", "nvmlEventSetFree"].map(|name| node.control.calls(name));
     assert_eq!(sets, [2, 1], "the first was freed");
     // The GPU is tried again once it has been reacquired.
     node.control.set(&json!({"gpus": [{}, {}], "xids": [{"gpu": 1, "xid": 31}, {"gpu": 0, "xid": 13}]}));
     assert_eq!(nvml.reacquire(0), Ok(()));
-    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 0, xid: 13 })));
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(DriverEvent::Xid { gpu: 0, xid: 13 })));
 }
 
 #[test]

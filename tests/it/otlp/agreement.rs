@@ -4,7 +4,7 @@ use highwater::export::otlp::names::{Instrument, NAMES, attribute_name};
 use highwater::export::otlp::settings::Temporality;
 use highwater::export::otlp::{Exemplars, Mapper, Snapshot};
 use highwater::export::prometheus;
-use highwater::metrics::catalogue::{ALL, Kind, Metric};
+use highwater::metrics::catalogue::{ALL, Metric, MetricKind};
 use highwater::metrics::{Families, Labels};
 use highwater_core::histogram::Durations;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
@@ -29,7 +29,7 @@ fn everything() -> Families {
             let labels: Vec<String> = metric.labels.iter().map(|label| format!("{label}-{twin}")).collect();
             let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
             match metric.kind {
-                Kind::Histogram => {
+                MetricKind::Histogram => {
                     let mut durations = Durations::new(BOUNDS_S);
                     for n in 1..=(number as i64 + 1) {
                         durations.observe_ns(n * n * 1_234_567 * (twin + 1));

@@ -1,7 +1,7 @@
 //! The daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime. Its time stands still until
 //! every task waits, then jumps to the next deadline.
 
-use highwater::export::otlp::{Exporter, Settings, Signal, Stats};
+use highwater::export::otlp::{Exporter, OtlpSettings, OtlpStats, Signal};
 use highwater::metrics::Snapshots;
 use highwater::sim::{Scenario, Sim};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
@@ -44,7 +44,7 @@ pub struct Bench {
     pub node: Arc<Node>,
     pub known: Known,
     pub intake: Arc<Intake>,
-    pub stats: Arc<Stats>,
+    pub stats: Arc<OtlpStats>,
     pub most_queued_bytes: Arc<AtomicUsize>,
     stop: oneshot::Sender<()>,
     exporter: JoinHandle<()>,
@@ -52,13 +52,13 @@ pub struct Bench {
 
 impl Bench {
     /// Starts a node of `scenario` that exports through `dial`. Must be called on a runtime whose time is paused.
-    pub fn start(scenario: &str, settings: Settings, dial: Arc<dyn Dial>) -> Self {
+    pub fn start(scenario: &str, settings: OtlpSettings, dial: Arc<dyn Dial>) -> Self {
         Self::start_reading(20, scenario, settings, dial)
     }
 
     /// Like [`start`](Self::start), with `at_once` readings at each moment. Many are faster, but changes then share
     /// their times; with 1, each change has its own.
-    pub fn start_reading(at_once: usize, scenario: &str, settings: Settings, dial: Arc<dyn Dial>) -> Self {
+    pub fn start_reading(at_once: usize, scenario: &str, settings: OtlpSettings, dial: Arc<dyn Dial>) -> Self {
         let clock = Arc::new(Simulated(Instant::now()));
         let scenario = Scenario::parse(scenario, "otlp").expect("a scenario");
         let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, START_NS));
@@ -69,7 +69,7 @@ impl Bench {
         let node = Arc::new(node);
         let intake = Arc::new(Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()));
         intake.set_devices(node.source.devices());
-        let stats = Arc::new(Stats::default());
+        let stats = Arc::new(OtlpStats::default());
         let (sampled, joined, watched) = (Arc::clone(&node), Arc::clone(&intake), Arc::clone(&stats));
         let known = Known::of(&node, intake.ledger());
         let found = known.clone();
@@ -120,7 +120,7 @@ impl Bench {
 }
 
 #[track_caller]
-pub fn check_accounts(stats: &Stats) {
+pub fn check_accounts(stats: &OtlpStats) {
     for signal in Signal::ALL {
         let accounted =
             stats.account(signal).exported + stats.account(signal).queued + stats.account(signal).all_dropped();
@@ -135,7 +135,7 @@ async fn sample(
     node: Arc<Node>,
     known: Known,
     intake: Arc<Intake>,
-    stats: Arc<Stats>,
+    stats: Arc<OtlpStats>,
     most: Arc<AtomicUsize>,
 ) {
     let (mut next_ns, mut looked_ns) = (START_NS, START_NS);

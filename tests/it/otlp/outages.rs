@@ -4,7 +4,7 @@ use super::bench::{Bench, START_NS};
 use super::collector::{Collector, Mode};
 use super::wire::{GPUS, settings, standard};
 use highwater::export::otlp::settings::{Keys, Raw};
-use highwater::export::otlp::{Reason, Signal};
+use highwater::export::otlp::{DropReason, Signal};
 use highwater_core::clock::SECOND_NS;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use std::collections::BTreeMap;
@@ -138,7 +138,7 @@ async fn what_does_not_fit_is_dropped_oldest_first_and_counted() {
     let received: u64 = collector.received(|received| received.metrics.iter().map(points).sum());
     let stats = &bench.stats;
     assert_eq!(
-        stats.account(Signal::Metrics).dropped(Reason::Overflow),
+        stats.account(Signal::Metrics).dropped(DropReason::Overflow),
         stats.account(Signal::Metrics).produced - received
     );
     assert_eq!(stats.account(Signal::Metrics).exported, received);

@@ -3,7 +3,7 @@
 use super::bench::{Bench, check_accounts};
 use super::collector::{Collector, Mode};
 use highwater::export::otlp::settings::{Keys, Raw, resolve};
-use highwater::export::otlp::{Attempt, Reason, Settings, Signal};
+use highwater::export::otlp::{Attempt, DropReason, OtlpSettings, Signal};
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::time::sleep;
 pub const GPUS: &str = "[[gpus]]\ncount = 2\n";
 
 /// Settings from variables, resolved as a daemon does.
-pub fn settings(variables: &[(&str, &str)], keys: Keys) -> Settings {
+pub fn settings(variables: &[(&str, &str)], keys: Keys) -> OtlpSettings {
     let variables: Vec<_> = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
     resolve(&keys, &variables).expect("valid").expect("an endpoint")
 }
@@ -63,12 +63,12 @@ async fn partial_success_and_refusal_are_counted_with_their_reasons() {
         collector.set(Mode::Rejects(7));
         let bench = Bench::start(GPUS, settings(&standard(protocol), Keys::default()), Arc::new(collector.clone()));
         sleep(Duration::from_secs(11)).await;
-        assert_eq!(bench.stats.account(Signal::Metrics).dropped(Reason::Rejected), 7);
+        assert_eq!(bench.stats.account(Signal::Metrics).dropped(DropReason::Rejected), 7);
         let exported = bench.stats.account(Signal::Metrics).exported;
         collector.set(Mode::Denies);
         sleep(Duration::from_secs(10)).await;
         assert_eq!(bench.stats.attempts(Signal::Metrics, Attempt::Refused), 1, "{protocol}");
-        assert!(bench.stats.account(Signal::Metrics).dropped(Reason::Refused) >= exported);
+        assert!(bench.stats.account(Signal::Metrics).dropped(DropReason::Refused) >= exported);
         bench.check_accounts();
     }
 }
@@ -108,7 +108,7 @@ async fn the_end_sends_what_is_left_and_takes_no_longer_than_its_grace() {
     let stats = Arc::clone(&bench.stats);
     assert!(bench.stop().await <= Duration::from_millis(1100));
     check_accounts(&stats);
-    assert_eq!(stats.account(Signal::Metrics).dropped(Reason::Shutdown), stats.account(Signal::Metrics).produced);
+    assert_eq!(stats.account(Signal::Metrics).dropped(DropReason::Shutdown), stats.account(Signal::Metrics).produced);
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,7 +132,7 @@ async fn a_queue_on_disk_loses_nothing_over_a_restart() {
     sleep(Duration::from_millis(500)).await;
     let stats = Arc::clone(&bench.stats);
     assert_eq!(stats.account(Signal::Metrics).exported + stats.account(Signal::Raw).exported, left);
-    assert_eq!(stats.account(Signal::Raw).dropped(Reason::Corrupt), 5);
+    assert_eq!(stats.account(Signal::Raw).dropped(DropReason::Corrupt), 5);
     check_accounts(&stats);
     assert_eq!(collector.received(|received| received.metrics_of("hw.gpu.memory.usage").count()), 4);
     let files: Vec<PathBuf> = std::fs::read_dir(folder.path()).expect("there").map(|e| e.expect("it").path()).collect();

@@ -1,7 +1,8 @@
 //! How a job's memory grows with its batch size, and the largest batch that fits, by ordinary least squares.
 //!
 //! Enters: the peak of each batch size in each run. Leaves: a line with the error of what it predicts. Invariants: a batch is
-//! advised only if the upper bound of the 95 % prediction interval stays below the limit; without an error, that is said.
+//! advised only if the upper bound of the 95 % prediction interval stays below the limit. If there is no error, the result
+//! reports that.
 
 use serde::Serialize;
 #[cfg(feature = "testing")]
@@ -10,7 +11,7 @@ use utoipa::ToSchema;
 /// The highest memory of one batch size in one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[cfg_attr(feature = "testing", derive(ToSchema))]
-pub struct Point {
+pub struct BatchPeak {
     /// Samples.
     pub batch_size: u64,
     /// The highest memory of the GPU in any step with it, bytes.
@@ -40,7 +41,7 @@ pub struct Fit {
     /// How many times the largest batch that was observed it is.
     pub times_observed: Option<f64>,
     /// What was observed, by batch size.
-    pub points: Vec<Point>,
+    pub points: Vec<BatchPeak>,
 }
 
 /// Student's t at 0.975, by degrees of freedom from 1; beyond them the last one is an upper bound.
@@ -65,7 +66,7 @@ struct Line {
 
 impl Line {
     #[allow(clippy::cast_precision_loss, reason = "bytes below 2^53")]
-    fn of(points: &[Point]) -> Self {
+    fn of(points: &[BatchPeak]) -> Self {
         let count = points.len() as f64;
         let xy = || points.iter().map(|point| (point.batch_size as f64, point.peak_bytes as f64));
         let mean = xy().map(|(x, _)| x).sum::<f64>() / count;
@@ -108,7 +109,7 @@ impl Line {
     clippy::cast_sign_loss,
     reason = "batches below 2^32, bytes below 2^53"
 )]
-pub fn fit(mut points: Vec<Point>, limit_bytes: u64) -> Result<Fit, String> {
+pub fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64) -> Result<Fit, String> {
     points.sort_by_key(|point| (point.batch_size, point.peak_bytes));
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
         return Err("no step has a batch size and a known peak".to_owned());
@@ -150,8 +151,10 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn points(of: &[(u64, u64)]) -> Vec<Point> {
-        of.iter().map(|(batch_size, mib)| Point { batch_size: *batch_size, peak_bytes: mib * MIB, steps: 1 }).collect()
+    fn points(of: &[(u64, u64)]) -> Vec<BatchPeak> {
+        of.iter()
+            .map(|(batch_size, mib)| BatchPeak { batch_size: *batch_size, peak_bytes: mib * MIB, steps: 1 })
+            .collect()
     }
 
     /// The numbers are of an independent computation in Python.

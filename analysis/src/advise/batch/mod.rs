@@ -4,7 +4,7 @@ mod fit;
 mod observed;
 mod recorded;
 
-pub use fit::{Fit, Point, fit};
+pub use fit::{BatchPeak, Fit, fit};
 pub use observed::{Observed, Rank, Run};
 pub use recorded::read;
 

@@ -4,7 +4,7 @@
 //! batch size counts by the steps before any larger one: PyTorch's allocator keeps what it has, so that later ones seem to need
 //! as much as the larger did. What does not count is counted.
 
-use super::fit::{Fit, Point, fit};
+use super::fit::{BatchPeak, Fit, fit};
 use serde::Serialize;
 use std::collections::BTreeMap;
 #[cfg(feature = "testing")]
@@ -47,7 +47,7 @@ pub struct Observed {
 /// The runs of one rank.
 #[derive(Debug, Default)]
 struct Of {
-    points: Vec<Point>,
+    points: Vec<BatchPeak>,
     /// Of the smallest of its GPUs.
     limit_bytes: Option<u64>,
 }
@@ -70,7 +70,7 @@ pub struct Rank {
 }
 
 impl Observed {
-    /// Adds a run of a rank, whose GPU may have so many bytes in use.
+    /// Adds a run of a rank, whose GPU may have at most `limit_bytes` bytes in use.
     pub fn add(&mut self, rank: u32, run: Run, limit_bytes: Option<u64>) {
         self.left_out += run.left_out;
         self.several_in_one_process |= run.sizes.len() > 1;
@@ -81,7 +81,7 @@ impl Observed {
         of.limit_bytes = of.limit_bytes.into_iter().chain(limit_bytes).min();
         let room = MOST_SIZES.saturating_sub(of.points.len());
         let points = run.sizes.into_iter().take(room);
-        of.points.extend(points.map(|(batch_size, (peak_bytes, steps))| Point { batch_size, peak_bytes, steps }));
+        of.points.extend(points.map(|(batch_size, (peak_bytes, steps))| BatchPeak { batch_size, peak_bytes, steps }));
     }
 
     /// The batch size that fits on every rank of which it is known.

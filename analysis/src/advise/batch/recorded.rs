@@ -3,7 +3,7 @@
 use super::ATTRIBUTE;
 use super::observed::{Observed, Run};
 use highwater_core::source::OpenError;
-use highwater_engine::recording::rows::{File, json, needed, text};
+use highwater_engine::recording::rows::{RecordingReader, json, needed, text};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -18,7 +18,7 @@ const MOST_STEPS: usize = 1 << 22;
 /// # Errors
 /// The file is no recording of highwater, or has too many steps.
 pub fn read(path: &Path, headroom_bytes: u64, observed: &mut Observed) -> Result<(), OpenError> {
-    let mut file = File::open(path)?;
+    let mut file = RecordingReader::open(path)?;
     let devices = file.devices()?;
     let limit = |gpu: u32| Some(devices.get(&gpu)?.0.usable_bytes()?.saturating_sub(headroom_bytes));
     let mut ranks: BTreeMap<(String, u32), usize> = BTreeMap::new();

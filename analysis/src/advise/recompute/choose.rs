@@ -1,10 +1,11 @@
-//! Which plans to enable so that a job needs so many bytes less.
+//! Chooses the plans to enable so that a job needs less memory by a given number of bytes.
 //!
 //! Enters: plans with what each saves, what is enabled already, which ids exclude each other, and a need. Leaves: the
-//! fewest plans that save it; of those the ones that save least beyond it, as more saved is more computed again; of those
-//! the earliest in the table. And the configuration that has them. Invariants: what is enabled stays enabled and saves
-//! nothing more; of plans that exclude each other at most one is chosen; the search is bounded, and its answer says whether
-//! it is the best one. Absent on purpose: time. ONNX Runtime does not say what a recomputation costs.
+//! fewest plans that save it, and the configuration that has them. Among choices of equally few plans, the one that saves
+//! least beyond the need wins, as more saved is more computed again; among those that save the same, the earliest in the
+//! table wins. Invariants: what is enabled stays enabled and saves nothing more; of plans that exclude each other at most
+//! one is chosen; the search is bounded, and its answer says whether it is the best one. Absent on purpose: time. ONNX
+//! Runtime does not say what a recomputation costs.
 
 use super::plans::{Combination, Id, Plan, Strategy};
 use serde::Serialize;
@@ -49,8 +50,8 @@ pub struct Choice {
 
 /// Why no choice can be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// No plans save so much.
+pub enum ChooseError {
+    /// No choice of plans saves the bytes needed.
     #[error(
         "{need_bytes} bytes cannot be saved: the plans that are not enabled save at most {most_bytes} bytes{}",
         left_out(*.unknown_savings)
@@ -63,7 +64,7 @@ pub enum Error {
         /// How many plans have no known saving.
         unknown_savings: usize,
     },
-    /// No plans that save so much were found before the search ended.
+    /// The search ended before it found plans that save the bytes needed.
     #[error(
         "no plans that save {need_bytes} bytes were found among too many; some save {found_bytes} bytes{}",
         left_out(*.unknown_savings)
@@ -102,17 +103,17 @@ pub fn choose(
     enabled: Option<&[Combination]>,
     exclusive: &[Vec<Id>],
     need_bytes: u64,
-) -> Result<Choice, Error> {
+) -> Result<Choice, ChooseError> {
     let kept = kept(offers, enabled);
     let (candidates, unknown_savings) = candidates(offers, &kept, &sets(exclusive))?;
     let sum = candidates.iter().try_fold(0_u64, |sum, candidate| sum.checked_add(candidate.saving));
-    sum.ok_or(Error::TooManyBytes)?;
+    sum.ok_or(ChooseError::TooManyBytes)?;
     let found = search::search(candidates, need_bytes);
     if found.saving_bytes < need_bytes {
         let (most_bytes, found_bytes) = (found.saving_bytes, found.saving_bytes);
         return Err(match found.is_exact {
-            true => Error::Unreachable { need_bytes, most_bytes, unknown_savings },
-            false => Error::NotFound { need_bytes, found_bytes, unknown_savings },
+            true => ChooseError::Unreachable { need_bytes, most_bytes, unknown_savings },
+            false => ChooseError::NotFound { need_bytes, found_bytes, unknown_savings },
         });
     }
     let chosen = found.positions.iter().filter_map(|position| offers.get(*position));
@@ -184,7 +185,7 @@ fn candidates(
     offers: &[Offer<'_>],
     kept: &[Combination],
     sets: &Sets<'_>,
-) -> Result<(Vec<search::Candidate>, usize), Error> {
+) -> Result<(Vec<search::Candidate>, usize), ChooseError> {
     let taken: HashSet<Exclusion<'_>> = kept.iter().flat_map(|plan| has(sets, plan)).collect();
     let enabled: HashSet<(&str, Strategy)> =
         kept.iter().flat_map(Combination::ids).map(|id| (id.cluster.as_str(), id.strategy)).collect();
@@ -205,7 +206,7 @@ fn candidates(
             let number = numbers.len();
             keys.push(*numbers.entry(exclusion).or_insert(number));
             if total + keys.len() > MOST_EXCLUSIONS {
-                return Err(Error::TooManyExclusions);
+                return Err(ChooseError::TooManyExclusions);
             }
         }
         if !is_taken {

@@ -17,7 +17,7 @@ pub type Dims = BTreeMap<String, u64>;
 
 /// Why an expression has no value. `at` is the byte at which the culprit begins, from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum ExpressionError {
     /// It has more than [`MOST_BYTES`].
     #[error("the expression has {0} bytes, and may have {MOST_BYTES}")]
     TooLong(usize),
@@ -155,9 +155,9 @@ fn common(left: i128, right: i128) -> Option<i128> {
 ///
 /// # Errors
 /// It is not understood, needs a name that has no value, or cannot be computed; says which and where.
-pub fn evaluate(text: &str, dims: &Dims) -> Result<Fraction, Error> {
+pub fn evaluate(text: &str, dims: &Dims) -> Result<Fraction, ExpressionError> {
     if text.len() > MOST_BYTES {
-        return Err(Error::TooLong(text.len()));
+        return Err(ExpressionError::TooLong(text.len()));
     }
     // First without values: a faulty expression is called faulty, and all names that it needs are known at once.
     let mut form = Parser { text, at: 0, depth: 0, dims: None, names: BTreeSet::new() };
@@ -165,17 +165,20 @@ pub fn evaluate(text: &str, dims: &Dims) -> Result<Fraction, Error> {
     let missing: Vec<String> =
         form.names.iter().filter(|name| !dims.contains_key(**name)).map(|name| (*name).to_owned()).collect();
     if !missing.is_empty() {
-        return Err(Error::Unknown { missing, needed: form.names.iter().map(|name| (*name).to_owned()).collect() });
+        return Err(ExpressionError::Unknown {
+            missing,
+            needed: form.names.iter().map(|name| (*name).to_owned()).collect(),
+        });
     }
     let mut valued = Parser { text, at: 0, depth: 0, dims: Some(dims), names: BTreeSet::new() };
-    valued.whole()?.ok_or(Error::Overflow { at: 1 })
+    valued.whole()?.ok_or(ExpressionError::Overflow { at: 1 })
 }
 
 /// The names in an expression; none if it cannot be read.
 #[must_use]
 pub fn names(text: &str) -> Vec<String> {
     match evaluate(text, &Dims::new()) {
-        Err(Error::Unknown { needed, .. }) => needed,
+        Err(ExpressionError::Unknown { needed, .. }) => needed,
         _ => Vec::new(),
     }
 }
@@ -184,10 +187,10 @@ pub fn names(text: &str) -> Vec<String> {
 ///
 /// # Errors
 /// As [`evaluate`], or the value is no number of bytes.
-pub fn bytes(text: &str, dims: &Dims) -> Result<u64, Error> {
+pub fn bytes(text: &str, dims: &Dims) -> Result<u64, ExpressionError> {
     let value = evaluate(text, dims)?;
     let whole = value.numerator.div_euclid(value.denominator);
-    u64::try_from(whole).map_err(|_| Error::NotBytes(value))
+    u64::try_from(whole).map_err(|_| ExpressionError::NotBytes(value))
 }
 
 /// `None` while only the form is looked at.
@@ -202,7 +205,7 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    fn whole(&mut self) -> Result<Value, Error> {
+    fn whole(&mut self) -> Result<Value, ExpressionError> {
         let value = self.sum()?;
         match self.rest().is_empty() {
             true => Ok(value),
@@ -226,12 +229,12 @@ impl<'a> Parser<'a> {
         })
     }
 
-    fn unexpected(&mut self, expected: &'static str) -> Error {
+    fn unexpected(&mut self, expected: &'static str) -> ExpressionError {
         let found = self.rest().chars().next();
-        Error::Syntax { at: self.at + 1, expected, found }
+        ExpressionError::Syntax { at: self.at + 1, expected, found }
     }
 
-    fn sum(&mut self) -> Result<Value, Error> {
+    fn sum(&mut self) -> Result<Value, ExpressionError> {
         let mut sum = self.product()?;
         loop {
             if let Some(at) = self.take("+") {
@@ -244,7 +247,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn product(&mut self) -> Result<Value, Error> {
+    fn product(&mut self) -> Result<Value, ExpressionError> {
         let mut product = self.signed()?;
         loop {
             if let Some(at) = self.take("*") {
@@ -252,7 +255,7 @@ impl<'a> Parser<'a> {
             } else if let Some(at) = self.take("/") {
                 let divisor = self.signed()?;
                 if divisor.is_some_and(|divisor| divisor.numerator == 0) {
-                    return Err(Error::DivisionByZero { at });
+                    return Err(ExpressionError::DivisionByZero { at });
                 }
                 product = computed(at, product, divisor, |left, right| left.times(right.inverse()?))?;
             } else {
@@ -261,27 +264,27 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn signed(&mut self) -> Result<Value, Error> {
+    fn signed(&mut self) -> Result<Value, ExpressionError> {
         match self.take("-") {
             Some(at) => {
                 let value = self.nested(Self::signed)?;
-                value.map(|value| value.negative().ok_or(Error::Overflow { at })).transpose()
+                value.map(|value| value.negative().ok_or(ExpressionError::Overflow { at })).transpose()
             }
             None => self.power(),
         }
     }
 
     /// Binds closer than a sign before it, and from the right, as in Python.
-    fn power(&mut self) -> Result<Value, Error> {
+    fn power(&mut self) -> Result<Value, ExpressionError> {
         let base = self.atom()?;
         let Some(at) = self.take("**") else { return Ok(base) };
         let Some((exponent, base)) = self.nested(Self::signed)?.zip(base) else { return Ok(None) };
         let whole = Some(exponent.numerator).filter(|_| exponent.denominator == 1);
-        let whole = whole.and_then(|whole| u32::try_from(whole).ok()).ok_or(Error::Exponent { at })?;
-        base.power(whole).map(Some).ok_or(Error::Overflow { at })
+        let whole = whole.and_then(|whole| u32::try_from(whole).ok()).ok_or(ExpressionError::Exponent { at })?;
+        base.power(whole).map(Some).ok_or(ExpressionError::Overflow { at })
     }
 
-    fn atom(&mut self) -> Result<Value, Error> {
+    fn atom(&mut self) -> Result<Value, ExpressionError> {
         if self.take("(").is_some() {
             let value = self.nested(Self::sum)?;
             return match self.take(")") {
@@ -301,7 +304,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn number(&mut self) -> Result<Value, Error> {
+    fn number(&mut self) -> Result<Value, ExpressionError> {
         let at = self.at + 1;
         let whole = self.run(|byte| byte.is_ascii_digit());
         let mut fraction = "";
@@ -318,7 +321,7 @@ impl<'a> Parser<'a> {
         let value = digits.into_iter().try_fold(0_i128, |value, digit| value.checked_mul(10)?.checked_add(digit));
         let scale = u32::try_from(fraction.len()).ok().and_then(|digits| 10_i128.checked_pow(digits));
         let value = value.zip(scale).and_then(|(value, scale)| Fraction::new(value, scale));
-        value.ok_or(Error::Overflow { at }).map(|value| self.dims.map(|_| value))
+        value.ok_or(ExpressionError::Overflow { at }).map(|value| self.dims.map(|_| value))
     }
 
     /// Passes the bytes that belong to a token.
@@ -329,9 +332,12 @@ impl<'a> Parser<'a> {
         rest.get(..length).unwrap_or_default()
     }
 
-    fn nested(&mut self, inner: impl Fn(&mut Self) -> Result<Value, Error>) -> Result<Value, Error> {
+    fn nested(
+        &mut self,
+        inner: impl Fn(&mut Self) -> Result<Value, ExpressionError>,
+    ) -> Result<Value, ExpressionError> {
         if self.depth >= MOST_DEPTH {
-            return Err(Error::TooDeep { at: self.at + 1 });
+            return Err(ExpressionError::TooDeep { at: self.at + 1 });
         }
         self.depth += 1;
         let value = inner(self);
@@ -345,8 +351,8 @@ fn computed(
     left: Value,
     right: Value,
     operator: impl Fn(Fraction, Fraction) -> Option<Fraction>,
-) -> Result<Value, Error> {
-    left.zip(right).map(|(left, right)| operator(left, right).ok_or(Error::Overflow { at })).transpose()
+) -> Result<Value, ExpressionError> {
+    left.zip(right).map(|(left, right)| operator(left, right).ok_or(ExpressionError::Overflow { at })).transpose()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which of ONNX Runtime's recompute plans to enable so that a job needs so much less memory.
+//! Which of ONNX Runtime's recompute plans to enable so that a job needs less memory by a given amount.
 //!
 //! Enters: a training log of `ORTModule` (`plan_log`, with `plans` and their savings as an `expression`), and a need. Leaves:
 //! the fewest plans that save it (`choose`), and the configuration that has them.
@@ -8,7 +8,7 @@ mod expression;
 mod plan_log;
 mod plans;
 
-pub use choose::{Choice, Error, Offer, choose};
+pub use choose::{Choice, ChooseError, Offer, choose};
 pub use expression::{Dims, names};
 pub use plan_log::{Log, read};
 pub use plans::{Combination, Id, Plan, Strategy, configured, listed};

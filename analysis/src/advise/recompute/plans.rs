@@ -52,7 +52,7 @@ pub struct Id {
     pub cluster: String,
     /// What is done with it.
     pub strategy: Strategy,
-    /// With so many of its occurrences, from the first; `None`: with all.
+    /// How many of its occurrences the strategy applies to, from the first; `None`: all.
     pub count: Option<u32>,
 }
 
@@ -167,7 +167,7 @@ impl Plan {
     ///
     /// # Errors
     /// The expression has no value with these dimensions.
-    pub fn saving(&self, dims: &Dims) -> Result<Option<u64>, expression::Error> {
+    pub fn saving(&self, dims: &Dims) -> Result<Option<u64>, expression::ExpressionError> {
         match (&self.expression, self.saving_bytes) {
             (Some(expression), printed) if !dims.is_empty() || printed.is_none() => {
                 expression::bytes(expression, dims).map(Some)

@@ -19,7 +19,7 @@ pub(super) struct Level {
 
 /// Consecutive events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Point {
+pub(super) struct AllocatorPoint {
     /// The first of the lowest levels.
     pub lowest: Level,
     /// The first of the highest.
@@ -30,24 +30,24 @@ pub(super) struct Point {
 
 /// The points so far.
 #[derive(Debug)]
-pub(super) struct Curve {
-    points: Vec<Point>,
+pub(super) struct AllocatorCurve {
+    points: Vec<AllocatorPoint>,
     /// How many events make a point.
     each: u64,
     /// Events in the last point.
     open: u64,
 }
 
-impl Default for Curve {
+impl Default for AllocatorCurve {
     fn default() -> Self {
         Self { points: Vec::new(), each: 1, open: 0 }
     }
 }
 
-impl Curve {
+impl AllocatorCurve {
     /// Adds the levels after an event.
     pub fn push(&mut self, level: Level) {
-        let new = Point { lowest: level, highest: level, last: level };
+        let new = AllocatorPoint { lowest: level, highest: level, last: level };
         if self.open > 0 && self.open < self.each {
             if let Some(last) = self.points.last_mut() {
                 *last = last.and(new);
@@ -56,7 +56,7 @@ impl Curve {
             return;
         }
         if self.points.len() >= MOST {
-            let pairs = self.points.chunks(2).filter_map(|pair| pair.iter().copied().reduce(Point::and));
+            let pairs = self.points.chunks(2).filter_map(|pair| pair.iter().copied().reduce(AllocatorPoint::and));
             self.points = pairs.collect();
             self.each *= 2;
         }
@@ -66,7 +66,7 @@ impl Curve {
 
     /// The levels, in order of events.
     pub fn levels(&self) -> impl Iterator<Item = Level> {
-        self.points.iter().flat_map(|Point { lowest, highest, last }| {
+        self.points.iter().flat_map(|AllocatorPoint { lowest, highest, last }| {
             let (first, second) = if lowest.event < highest.event { (lowest, highest) } else { (highest, lowest) };
             let second = (second.event != first.event).then_some(*second);
             let last =
@@ -76,7 +76,7 @@ impl Curve {
     }
 }
 
-impl Point {
+impl AllocatorPoint {
     fn and(self, next: Self) -> Self {
         let lowest = if next.lowest.allocated < self.lowest.allocated { next.lowest } else { self.lowest };
         let highest = if next.highest.allocated > self.highest.allocated { next.highest } else { self.highest };
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn every_extreme_is_kept_however_many_events_there_are() {
-        let mut curve = Curve::default();
+        let mut curve = AllocatorCurve::default();
         let level = |event: u64| {
             if event == 77_777 {
                 1 << 40

@@ -29,7 +29,7 @@ impl<R: Read> Input<R> {
         self.before + self.at as u64
     }
 
-    /// Has so many bytes in the buffer, which must have room for them.
+    /// Reads until the buffer has at least `wanted` bytes. It must have room for them.
     #[cold]
     fn fill(&mut self, wanted: usize) -> Result<(), String> {
         self.buffer.copy_within(self.at..self.end, 0);
@@ -56,7 +56,7 @@ impl<R: Read> Input<R> {
         Ok(self.buffer[self.at - 1])
     }
 
-    /// So many bytes, at most as many as the longest text has.
+    /// The next `count` bytes, at most as many as the longest text has.
     #[inline]
     pub fn bytes(&mut self, count: usize) -> Result<&[u8], String> {
         if self.end - self.at < count {
@@ -66,13 +66,13 @@ impl<R: Read> Input<R> {
         Ok(&self.buffer[self.at - count..self.at])
     }
 
-    /// A number of so many bytes without a sign, the lowest first.
+    /// An unsigned number of `bytes` bytes, the lowest byte first.
     #[inline]
     pub fn number(&mut self, bytes: usize) -> Result<u64, String> {
         Ok(self.bytes(bytes)?.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// A signed number of so many bytes, the lowest first. `None` if it is longer than any that is of use.
+    /// A signed number of `bytes` bytes, the lowest byte first. `None` if it is longer than any that is of use.
     pub fn signed(&mut self, bytes: u64) -> Result<Option<i128>, String> {
         if bytes > 16 {
             self.skip(bytes)?;
@@ -83,7 +83,7 @@ impl<R: Read> Input<R> {
         Ok(Some(bytes.iter().rev().fold(first, |number, byte| number << 8 | i128::from(*byte))))
     }
 
-    /// Passes over so many bytes.
+    /// Skips `count` bytes.
     pub fn skip(&mut self, mut count: u64) -> Result<(), String> {
         while count > 0 {
             if self.at == self.end {

@@ -18,7 +18,7 @@ mod values;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
-use highwater_engine::recording::lines::{File, refuse};
+use highwater_engine::recording::lines::{LineFile, refuse};
 use highwater_engine::recording::points::Track;
 pub use highwater_engine::recording::tape::{Format, READING_NS, Tape, Times};
 use highwater_engine::recording::{SkippedLines, printable};
@@ -47,7 +47,7 @@ const LONGEST_NAME: usize = 150;
 ///
 /// # Errors
 /// It is cut short, contains code, is a pickle of something else, or exceeds the bounds of `docs/reports.md`.
-pub(crate) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
+pub(crate) fn tape(path: &Path, file: &LineFile) -> Result<Tape, OpenError> {
     let unreadable = |problem: String| refuse("recording_unreadable", path, problem);
     let mut stacks = Stacks::default();
     let mut replay = Replay::new(&mut stacks);

@@ -15,7 +15,8 @@ const MOST_WAITING: usize = 1 << 16;
 const MOST_WAITING_BYTES: usize = 48 << 20;
 /// The most containers that are open, one inside the other.
 const MOST_OPEN: usize = 1 << 10;
-/// PyTorch's own pickler hands over a whole list at once. So many items go into it before.
+/// PyTorch's own pickler hands over a whole list at once. If more than this number of items wait, they are added to the list
+/// before that.
 const MANY: usize = 1 << 12;
 
 /// Reads a pickle.

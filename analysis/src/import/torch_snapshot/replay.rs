@@ -6,7 +6,7 @@
 //! in one pass, in memory that grows with what is allocated at a time and not with the trace.
 
 use super::bands::{Banded, Bands};
-use super::curve::{Curve, Level};
+use super::curve::{AllocatorCurve, Level};
 use super::stacks::{NONE, Stacks};
 use super::values::{Entry, MOST_DEVICES, Segment, Sink, Top};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -43,7 +43,7 @@ pub(super) struct Failure {
 
 /// One trace. Levels are less what was there at the begin, which is known at the end.
 #[derive(Debug, Default)]
-pub(super) struct Trace {
+pub(super) struct DeviceTrace {
     pub events: u64,
     pub begin_us: Option<i64>,
     pub end_us: Option<i64>,
@@ -57,7 +57,7 @@ pub(super) struct Trace {
     pub peak: Peak,
     /// How many peaks there were.
     peaks: u32,
-    pub curve: Curve,
+    pub curve: AllocatorCurve,
     bands: Bands,
     /// Of `freed_before`, what each stack had.
     before: HashMap<u32, u64>,
@@ -98,7 +98,7 @@ struct Actions {
 #[derive(Debug)]
 pub(super) struct Replay {
     actions: Actions,
-    traces: Vec<Trace>,
+    traces: Vec<DeviceTrace>,
     blocks: Vec<Resident>,
     segments: BTreeMap<i64, Segments>,
     /// Of all traces.
@@ -125,19 +125,19 @@ pub(super) struct Holder {
     pub allocations: u64,
 }
 
-/// What became of one device. Bytes.
+/// The result of the replay for one device. Bytes.
 #[derive(Debug)]
 pub(super) struct Device {
     pub device: i64,
-    pub trace: Trace,
+    pub trace: DeviceTrace,
     /// What was allocated and reserved at the begin.
     pub allocated_before: i64,
     pub reserved_before: Option<i64>,
     /// At the end, where the snapshot has segments of the device.
     pub segments: Option<Segments>,
-    /// Whoever held memory at the peak, the most first.
+    /// The stacks that held memory at the peak, the largest holder first.
     pub holders: Vec<Holder>,
-    /// Whoever held the most at any time, over time.
+    /// The stacks that held the most at any time, with what they held over time.
     pub banded: Banded,
 }
 
@@ -158,7 +158,7 @@ impl Replay {
         Self { actions, traces, blocks, segments, live: 0, held: 0, skipped: 0 }
     }
 
-    /// What became of each device that has a trace or memory.
+    /// Returns the result for each device that has a trace or memory.
     pub fn finish(mut self, top: &Top) -> Vec<Device> {
         let traced = top.traces.iter().enumerate().filter(|(_, trace)| trace.is_some());
         let traced = traced.filter_map(|(device, _)| i64::try_from(device).ok());
@@ -179,7 +179,7 @@ impl Sink for Replay {
         if self.traces.len() >= MOST_DEVICES {
             return Err(format!("it has more than {MOST_DEVICES} traces"));
         }
-        self.traces.push(Trace::default());
+        self.traces.push(DeviceTrace::default());
         u32::try_from(self.traces.len() - 1).map_err(|error| error.to_string())
     }
 
@@ -229,7 +229,7 @@ fn sum(level: i64, bytes: i64) -> Result<i64, String> {
     level.checked_add(bytes).ok_or_else(|| "its sizes add up to more than 2^63 bytes".to_owned())
 }
 
-impl Trace {
+impl DeviceTrace {
     fn add(&mut self, actions: &Actions, entry: &Entry) -> Result<(), String> {
         if self.events == 0 {
             self.bands.change(0, entry.time_us, NONE, 0);
@@ -320,7 +320,7 @@ impl Trace {
 impl Device {
     fn of<'a>(
         device: i64,
-        mut trace: Trace,
+        mut trace: DeviceTrace,
         segments: Option<Segments>,
         blocks: impl Iterator<Item = &'a Resident>,
     ) -> Self {

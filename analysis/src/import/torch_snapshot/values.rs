@@ -13,7 +13,7 @@ use super::stacks::{Frame, NO_LINE, NONE, Stacks};
 /// The most members of a dictionary that are looked at, and frames of a stack.
 const MOST_MEMBERS: usize = 64;
 const MOST_FRAMES: usize = 1 << 12;
-/// What an empty dictionary or list takes, about, and what becomes of one.
+/// Approximate bytes of an empty dictionary or list, and of the value that is made of one.
 pub(super) const CONTAINER_BYTES: usize = 128;
 /// The most devices of one process.
 pub(super) const MOST_DEVICES: usize = 64;
@@ -61,7 +61,7 @@ pub(super) trait Sink {
     fn entry(&mut self, trace: u32, entry: Entry) -> Result<(), String>;
     /// A segment.
     fn segment(&mut self, segment: Segment) -> Result<(), String>;
-    /// So many things that are no entry, segment or trace where one should be.
+    /// Counts `count` values that are no entry, segment or trace where one should be.
     fn skipped(&mut self, count: u64);
 }
 

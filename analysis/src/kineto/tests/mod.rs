@@ -1,4 +1,4 @@
-//! Stories about whole traces: from their text to what is said of them.
+//! Stories about whole traces: from their text to what the analysis reports.
 
 mod ranks;
 mod recorded;

@@ -1,4 +1,4 @@
-//! What is said of several ranks.
+//! Tests of what the comparison of several ranks reports.
 
 use super::story::trace;
 use crate::kineto::{Kind, RankShare, Ranks, compare};

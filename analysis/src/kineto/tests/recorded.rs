@@ -154,7 +154,7 @@ fn said(analysis: &Analysis) -> Vec<[i64; 9]> {
     each.collect()
 }
 
-/// Checks a file; returns what is said of it.
+/// Checks the analysis of a file, and returns it.
 fn check(path: &Path) -> Analysis {
     let analysis = analyse(&trace(path)).expect("work");
     let file: Value = serde_json::from_reader(unpacked(path)).expect("JSON");
@@ -163,7 +163,7 @@ fn check(path: &Path) -> Analysis {
     let of = |what| events.iter().filter(move |event| event.what == what);
     let usages = || analysis.steps.iter().flat_map(|step| &step.collectives);
     assert!(usages().all(|usage| usage.kind == Kind::AllReduce));
-    let sum = |of: fn(&super::super::Usage) -> u64| usages().map(of).sum::<u64>();
+    let sum = |of: fn(&super::super::CollectiveUsage) -> u64| usages().map(of).sum::<u64>();
     assert_eq!(sum(|usage| usage.count), of(What::Collective).count() as u64);
     assert_eq!(sum(|usage| usage.total_ns) as i64, of(What::Collective).map(|e| e.end - e.begin).sum::<i64>());
     // All messages are of two bytes for each element, but for three of one number of four.

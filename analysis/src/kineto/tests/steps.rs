@@ -1,4 +1,4 @@
-//! What is said of steps.
+//! Tests of what the analysis reports about steps.
 
 use super::story::trace;
 use crate::kineto::{Activity, Analysis, Idle, Kind, Step, Stretch, analyse, analyse_and_draw};

@@ -5,7 +5,7 @@
 
 use super::code::{self, Last, MOST_RECORD_BYTES, Numbered};
 use super::{LayerNames, Profile, Top, totals};
-use crate::jobs::account::{Account, Held, Resource};
+use crate::jobs::account::{Account, Reservation, Resource};
 use crate::jobs::event::Event;
 use crate::jobs::refusal::Refusal;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ struct Building {
     /// Bytes that count for the records: what they take, or more.
     charged: usize,
     /// `None` until there is a record.
-    held: Option<Held>,
+    held: Option<Reservation>,
 }
 
 impl Building {
@@ -144,7 +144,7 @@ impl Profiles {
         if building.is_some_and(|building| building.count >= MOST_RECORDS) {
             return Err(Refusal::TooManyRecords(MOST_RECORDS));
         }
-        let own = building.and_then(|building| building.held.as_ref()).map_or(account, Held::account);
+        let own = building.and_then(|building| building.held.as_ref()).map_or(account, Reservation::account);
         let first_bytes = PROFILE_BYTES + top * size_of::<Top>() + LEAST_GROWTH_BYTES;
         let bytes = building.map_or(first_bytes, Building::growth_bytes);
         if bytes == 0 {

@@ -1,4 +1,4 @@
-//! How a rank ends: by its own word, by silence, with whoever speaks for it.
+//! How a rank ends: by its own exit event, by silence, or with a process or connection that speaks for it.
 
 use super::*;
 use crate::clock::SECOND_NS;

@@ -29,7 +29,7 @@ fn running() -> (Jobs, Arc<Account>) {
     (jobs, account)
 }
 
-/// The only job of this name, whoever owns it.
+/// The only job of this name, of any owner.
 fn find<'a>(jobs: &'a Jobs, name: &str) -> Option<&'a Job> {
     let mut of_name = jobs.by_id().iter().filter(|(id, _)| **id.name() == *name).map(|(_, job)| job);
     of_name.next().filter(|_| of_name.next().is_none())
@@ -47,7 +47,7 @@ fn exit(jobs: &mut Jobs, account: &Arc<Account>, now_ns: i64) {
     jobs.take(&Event::exit("j", 0, Some(7), now_ns), account, now_ns).unwrap();
 }
 
-/// What becomes of an event that arrives at its time.
+/// Takes an event that arrives at its time. Returns the result.
 fn take(jobs: &mut Jobs, account: &Arc<Account>, event: &Event) -> Result<Taken, Refusal> {
     jobs.take(event, account, event.at_ns)
 }

@@ -73,7 +73,7 @@ fn a_question_about_everything_that_is_kept_is_never_too_old() {
     (0..=50).for_each(read);
     assert_eq!(reader.oldest_ns(), Some(40 * MS));
     let next = std::cell::Cell::new(51);
-    // Whoever asks is overtaken three times by a new reading, right before the question.
+    // The query is overtaken three times by a new reading, right before it runs.
     let question = |from_ns| {
         if next.get() < 54 {
             read(next.replace(next.get() + 1));

@@ -40,7 +40,7 @@ enum Value<'a> {
     Text(&'a str),
 }
 
-/// Appends an event, whose number is so many after that of the one before it.
+/// Appends an event, whose number is higher by `after` than that of the one before it.
 pub(in crate::intake) fn encode(after: u64, event: &Event, bytes: &mut Vec<u8>) {
     let Event {
         event, kind, name, job, scope, rank, world_size, mesh, gpus, step, at_ns, memory, attributes, pid, ..

@@ -43,14 +43,14 @@ const MOST_RESPONSE_BYTES: usize = 16 << 20;
 
 /// How to reach the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct KubeletSettings {
     /// Its PodResources socket; `None` disables it.
     pub socket: Option<PathBuf>,
     /// The folder with a link for each container's log.
     pub container_logs: PathBuf,
 }
 
-impl Default for Settings {
+impl Default for KubeletSettings {
     fn default() -> Self {
         Self { socket: None, container_logs: PathBuf::from("/var/log/containers") }
     }
@@ -116,7 +116,7 @@ impl Listed {
 impl Kubelet {
     /// A kubelet that has not been asked yet; `None` if it is disabled.
     #[must_use]
-    pub fn new(settings: &Settings) -> Option<Self> {
+    pub fn new(settings: &KubeletSettings) -> Option<Self> {
         Some(Self {
             socket: settings.socket.clone()?,
             container_logs: settings.container_logs.clone(),
@@ -296,7 +296,7 @@ mod tests {
     impl Kubelet {
         /// A kubelet that was asked at 0 and knows one pod with these GPUs: `research/llama-0`, container `trainer`.
         pub(crate) fn with_one_pod(container_logs: PathBuf, gpus: &[&str]) -> Self {
-            let settings = Settings { container_logs, ..Settings::default() };
+            let settings = KubeletSettings { container_logs, ..KubeletSettings::default() };
             listed_with(settings, vec![pod("research", "llama-0", &[("trainer", &[("nvidia.com/gpu", gpus)])])])
         }
     }
@@ -307,11 +307,11 @@ mod tests {
 
     /// A kubelet that was asked at 0.
     fn listed(pods: Vec<wire::Pod>) -> Kubelet {
-        listed_with(Settings::default(), pods)
+        listed_with(KubeletSettings::default(), pods)
     }
 
-    fn listed_with(settings: Settings, pods: Vec<wire::Pod>) -> Kubelet {
-        let settings = Settings { socket: Some("/nowhere".into()), ..settings };
+    fn listed_with(settings: KubeletSettings, pods: Vec<wire::Pod>) -> Kubelet {
+        let settings = KubeletSettings { socket: Some("/nowhere".into()), ..settings };
         let kubelet = Kubelet::new(&settings).expect("a socket is set");
         kubelet.listed.store(Some(Arc::new(Listed::new(0, &wire::Pods { pods }))));
         kubelet
@@ -380,7 +380,7 @@ mod tests {
     fn a_socket_that_says_nonsense_or_nothing_is_an_error_that_says_so() {
         let folder = tempfile::tempdir().expect("a folder");
         let asked = |name: &str| {
-            let settings = Settings { socket: Some(folder.path().join(name)), ..Settings::default() };
+            let settings = KubeletSettings { socket: Some(folder.path().join(name)), ..KubeletSettings::default() };
             Kubelet::new(&settings).expect("a socket is set").ask().expect_err("no list")
         };
         assert!(asked("none").contains("No such file"), "{}", asked("none"));
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_list_is_made_when_it_is_wanted_and_a_failure_makes_an_empty_one() {
-        let settings = Settings { socket: Some("/nowhere".into()), ..Settings::default() };
+        let settings = KubeletSettings { socket: Some("/nowhere".into()), ..KubeletSettings::default() };
         let kubelet = Arc::new(Kubelet::new(&settings).expect("a socket is set"));
         let (container, stop) = (container("research", "llama-0", None), Arc::new(AtomicBool::new(false)));
         let (asked, stopped) = (Arc::clone(&kubelet), Arc::clone(&stop));

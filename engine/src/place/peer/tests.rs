@@ -74,13 +74,13 @@ fn events_wait_for_their_own_process_and_for_no_other() {
     let (peers, read) = threaded(folder.path());
     let (hostile, honest) = (Account::alone(), Account::alone());
     let ask = |pid, account, event: u32, now_ns| peers.ask(pid, account, now_ns, &mut Some(event));
-    assert!(matches!(ask(1, &hostile, 10, 0), Answer::Later));
-    assert!(matches!(ask(1, &hostile, 11, 0), Answer::Later));
+    assert!(matches!(ask(1, &hostile, 10, 0), LookupOutcome::Later));
+    assert!(matches!(ask(1, &hostile, 11, 0), LookupOutcome::Later));
     // The only thread hangs in process 1: the next lookup waits until that read is given up.
     while !matches!(peers.state().lookups[&1].stage, Stage::Reading(_)) {
         std::thread::yield_now();
     }
-    assert!(matches!(ask(2, &honest, 20, DEADLINE_NS / 2), Answer::Later));
+    assert!(matches!(ask(2, &honest, 20, DEADLINE_NS / 2), LookupOutcome::Later));
     let overdue = peers.advance(DEADLINE_NS);
     assert_eq!((overdue.pids.as_slice(), overdue.needs_reader), (&[1][..], true));
     let mut waited = Vec::new();
@@ -89,8 +89,13 @@ fn events_wait_for_their_own_process_and_for_no_other() {
     let (sender, read_by_second) = std::sync::mpsc::channel();
     start_reader(&peers, sender);
     assert_eq!(read_by_second.recv().expect("it is read"), (2, vec![20]));
-    assert!(matches!(ask(2, &honest, 21, DEADLINE_NS), Answer::Known(peer) if peer.job.as_deref() == Some("honest")));
-    assert!(matches!(ask(1, &hostile, 12, DEADLINE_NS), Answer::Known(peer) if peer.job.is_none()), "given up for now");
+    assert!(
+        matches!(ask(2, &honest, 21, DEADLINE_NS), LookupOutcome::Known(peer) if peer.job.as_deref() == Some("honest"))
+    );
+    assert!(
+        matches!(ask(1, &hostile, 12, DEADLINE_NS), LookupOutcome::Known(peer) if peer.job.is_none()),
+        "given up for now"
+    );
     release(folder.path(), 1);
     assert_eq!(read.recv().expect("it comes back"), (1, vec![]));
     assert!(peers.state().stuck.is_empty());
@@ -99,7 +104,7 @@ fn events_wait_for_their_own_process_and_for_no_other() {
         std::thread::yield_now();
     }
     process(folder.path(), 3, b"");
-    assert!(matches!(ask(3, &honest, 30, DEADLINE_NS), Answer::Later));
+    assert!(matches!(ask(3, &honest, 30, DEADLINE_NS), LookupOutcome::Later));
     assert_eq!(read_by_second.recv().expect("it is read"), (3, vec![30]));
     assert_eq!(peers.state().readers, 1);
     peers.end();
@@ -115,7 +120,7 @@ fn another_reader_is_needed_after_a_tenth_of_a_second_up_to_a_limit() {
     peers.set_threaded();
     // A thread that reads something else.
     peers.state().readers = 1;
-    assert!(matches!(peers.ask(2, &Account::alone(), 0, &mut Some(1)), Answer::Later));
+    assert!(matches!(peers.ask(2, &Account::alone(), 0, &mut Some(1)), LookupOutcome::Later));
     assert!(!peers.advance(99 * MILLISECOND_NS).needs_reader);
     assert!(peers.advance(100 * MILLISECOND_NS).needs_reader);
     for (readers, needs_reader) in [(MOST_READERS - 1, true), (MOST_READERS, false)] {
@@ -136,7 +141,7 @@ fn an_owner_whose_processes_hang_has_no_more_of_them_read() {
     for pid in 0..count {
         let now_ns = i64::from(pid) * 2 * DEADLINE_NS;
         let read = peers.ask(pid, &hostile, now_ns, &mut Some(pid));
-        if !matches!(read, Answer::Later) {
+        if !matches!(read, LookupOutcome::Later) {
             break;
         }
         while !matches!(peers.state().lookups[&pid].stage, Stage::Reading(_)) {
@@ -154,7 +159,7 @@ fn an_owner_whose_processes_hang_has_no_more_of_them_read() {
     start_reader(&peers, sender.clone());
     start_reader(&peers, sender);
     let now_ns = i64::from(count) * 2 * DEADLINE_NS;
-    assert!(matches!(peers.ask(99, &honest, now_ns, &mut Some(1)), Answer::Later));
+    assert!(matches!(peers.ask(99, &honest, now_ns, &mut Some(1)), LookupOutcome::Later));
     while !peers.state().known.contains_key(&99) {
         std::thread::yield_now();
     }
@@ -172,7 +177,7 @@ fn nothing_overtakes_what_waits() {
     peers.set_threaded();
     let account = Account::alone();
     let ask = |event: u32| peers.ask(1, &account, 0, &mut Some(event));
-    assert!(matches!(ask(0), Answer::Later));
+    assert!(matches!(ask(0), LookupOutcome::Later));
     let (asked, taken) = (std::cell::Cell::new(1), std::cell::RefCell::new(Vec::new()));
     let read = |pid| {
         assert_eq!(pid, 1);
@@ -180,7 +185,7 @@ fn nothing_overtakes_what_waits() {
             assert_eq!(peer.job.as_deref(), Some("j"));
             taken.borrow_mut().extend(events);
             if asked.get() < 100 {
-                assert!(matches!(ask(asked.get()), Answer::Later), "behind those being taken");
+                assert!(matches!(ask(asked.get()), LookupOutcome::Later), "behind those being taken");
                 asked.set(asked.get() + 1);
             }
         });
@@ -188,7 +193,7 @@ fn nothing_overtakes_what_waits() {
     };
     peers.read_until_ended(|| 0, read);
     assert_eq!(taken.into_inner(), (0..100).collect::<Vec<_>>());
-    assert!(matches!(ask(100), Answer::Known(_)));
+    assert!(matches!(ask(100), LookupOutcome::Known(_)));
     assert!(peers.state().lookups.is_empty());
 }
 
@@ -199,9 +204,9 @@ fn the_owner_with_the_fewest_reads_is_next_and_the_oldest_does_not_wait_for_one_
     peers.set_threaded();
     let (hostile, honest) = (Account::alone(), Account::alone());
     for pid in 1..20 {
-        assert!(matches!(peers.ask(pid, &hostile, 0, &mut Some(1)), Answer::Later));
+        assert!(matches!(peers.ask(pid, &hostile, 0, &mut Some(1)), LookupOutcome::Later));
     }
-    assert!(matches!(peers.ask(50, &honest, 0, &mut Some(1)), Answer::Later));
+    assert!(matches!(peers.ask(50, &honest, 0, &mut Some(1)), LookupOutcome::Later));
     peers.state().readers = 1;
     assert!(!peers.advance(IMPATIENCE_NS - 1).needs_reader);
     assert!(peers.advance(IMPATIENCE_NS).needs_reader);
@@ -231,7 +236,7 @@ fn an_environment_is_read_once_for_each_process() {
     stat(100);
     let peers = Peers::<()>::default().at(folder.path().to_owned());
     let job = |now_ns| match peers.ask(7, &Account::alone(), now_ns, &mut None) {
-        Answer::Known(peer) => peer.job.clone().unwrap_or_default(),
+        LookupOutcome::Known(peer) => peer.job.clone().unwrap_or_default(),
         answer => panic!("{answer:?}"),
     };
     assert_eq!(job(0), "first");
@@ -262,8 +267,8 @@ fn what_waits_for_one_owner_is_bounded() {
     let peers = Peers::<u32>::default().at(folder.path().to_owned());
     peers.set_threaded();
     let account = Account::alone();
-    let waits = |pid| matches!(peers.ask(pid, &account, 0, &mut Some(1)), Answer::Later);
+    let waits = |pid| matches!(peers.ask(pid, &account, 0, &mut Some(1)), LookupOutcome::Later);
     assert_eq!((0..2 * MOST_PARKED).filter(|_| waits(1)).count(), MOST_PARKED);
     assert_eq!(1 + (2..1_000).filter(|pid| waits(*pid)).count(), MOST_WAITING);
-    assert!(matches!(peers.ask(5_000, &Account::alone(), 0, &mut Some(1)), Answer::Later), "another owner");
+    assert!(matches!(peers.ask(5_000, &Account::alone(), 0, &mut Some(1)), LookupOutcome::Later), "another owner");
 }

@@ -4,10 +4,10 @@
 //! than one of seconds. Only a file whose times go back is kept whole, to be sorted.
 
 use super::Folder;
-use crate::recording::lines::{File, SkippedLines};
+use crate::recording::lines::{LineFile, SkippedLines};
 use crate::recording::tape::Words;
 use highwater_core::source::OpenError;
-use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
+use highwater_core::wire::{Annotation, EventType, Gpu, GpuList, Kind, Memory, Scalar};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::iter::Peekable;
@@ -24,7 +24,7 @@ pub(super) struct Ranks(Vec<RankFile>);
 #[derive(Debug)]
 struct RankFile {
     job: Arc<Job>,
-    file: File,
+    file: LineFile,
     span: (i64, i64),
     /// All annotations in order, if those in the file are not.
     sorted: Option<Arc<[Annotation]>>,
@@ -58,12 +58,12 @@ struct Line {
 /// Checks the annotations of every rank.
 pub(super) fn read(folder: &Folder, skipped: &mut SkippedLines) -> Result<Ranks, OpenError> {
     let job = Arc::new(Job { name: folder.name.clone(), world_size: u32::try_from(folder.annotations.len()).ok() });
-    let ranks = folder.annotations.iter().map(|path| RankFile::read(File::open(path)?, &job, skipped));
+    let ranks = folder.annotations.iter().map(|path| RankFile::read(LineFile::open(path)?, &job, skipped));
     Ok(Ranks(ranks.collect::<Result<_, _>>()?))
 }
 
 impl RankFile {
-    fn read(file: File, job: &Arc<Job>, skipped: &mut SkippedLines) -> Result<Self, OpenError> {
+    fn read(file: LineFile, job: &Arc<Job>, skipped: &mut SkippedLines) -> Result<Self, OpenError> {
         let (mut begin_ns, mut end_ns, mut ordered) = (i64::MAX, i64::MIN, true);
         let bytes = file.parse(
             skipped,
@@ -150,7 +150,7 @@ impl Job {
             rank: Some(line.rank),
             world_size: line.world_size.or(self.world_size),
             mesh: line.mesh,
-            gpu: Some(Gpus::One(Gpu::Index(line.rank))),
+            gpu: Some(GpuList::One(Gpu::Index(line.rank))),
             step: line.step,
             layer: None,
             lost: None,

@@ -1,6 +1,6 @@
 //! The memory of each GPU: change points from `realtime_ns,gpu,used_bytes` lines.
 
-use crate::recording::lines::{File, SkippedLines};
+use crate::recording::lines::{LineFile, SkippedLines};
 use crate::recording::points::Track;
 use crate::recording::rows::MOST_GPUS;
 use highwater_core::source::OpenError;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// Reads all points, by GPU in order of its number.
 pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Vec<Track>, OpenError> {
     let mut by_gpu: BTreeMap<u32, Vec<(i64, u64)>> = BTreeMap::new();
-    File::open(path)?.parse(skipped, parse, |(at_ns, gpu, used)| {
+    LineFile::open(path)?.parse(skipped, parse, |(at_ns, gpu, used)| {
         gpu_of(&mut by_gpu, gpu)?.push((at_ns, used));
         Ok(())
     })?;

@@ -1,7 +1,7 @@
 //! Utilization and power of each GPU: `realtime_ns,gpu,utilization_percent,power_mw` lines.
 
 use super::memory::gpu_of;
-use crate::recording::lines::{File, SkippedLines};
+use crate::recording::lines::{LineFile, SkippedLines};
 use crate::recording::meters::Meters;
 use highwater_core::gpu::UsagePoint;
 use highwater_core::source::OpenError;
@@ -13,7 +13,7 @@ const HEADER: &str = "realtime_ns,gpu,utilization_percent,power_mw";
 /// Reads such a file.
 pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Meters, OpenError> {
     let mut by_gpu = BTreeMap::new();
-    File::open(path)?.parse(skipped, parse, |(gpu, reading)| {
+    LineFile::open(path)?.parse(skipped, parse, |(gpu, reading)| {
         gpu_of::<Vec<UsagePoint>>(&mut by_gpu, gpu)?.push(reading);
         Ok(())
     })?;

@@ -67,7 +67,7 @@ fn what_jobs_said_comes_in_the_order_of_its_taking_with_the_gpus_of_its_rank() {
     ));
     let said: Vec<Annotation> = replay.annotations().collect();
     assert_eq!(said.iter().map(|said| said.time_unix_nano).collect::<Vec<_>>(), [Some(13), Some(12), Some(14)]);
-    let gpu = |name: &str| Some(Gpus::Many(vec![Gpu::Name(name.into())]));
+    let gpu = |name: &str| Some(GpuList::Many(vec![Gpu::Name(name.into())]));
     assert_eq!(said.iter().map(|said| said.gpu.clone()).collect::<Vec<_>>(), [gpu("GPU-b"), gpu("GPU-a"), None]);
     assert_eq!((said[1].step, said[1].memory.and_then(|memory| memory.alloc_retries)), (Some(7), Some(1)));
     assert_eq!(said[1].attributes.as_ref().map(|all| all["a"].clone()), Some(Scalar::Text("b".into())));

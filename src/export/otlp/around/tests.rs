@@ -1,7 +1,7 @@
 use super::*;
 use crate::sim::{Scenario, Sim};
 use highwater_core::clock::MILLISECOND_NS;
-use highwater_core::detect::{Certainty, Kind, Sign, Subject, Text};
+use highwater_core::detect::{Certainty, FindingKind, Sign, Subject, Text};
 use highwater_core::source::Source as _;
 use proptest::prelude::*;
 
@@ -27,7 +27,7 @@ impl Found {
         let raised = self.begin + self.late;
         let seen_ns = now.min(self.last.max(raised)) * APART_NS;
         let sign = Sign {
-            kind: Kind::LowHeadroom,
+            kind: FindingKind::LowHeadroom,
             subject: Subject::default(),
             severity: self.severity,
             certainty: Certainty::Observed,

@@ -50,7 +50,7 @@ proptest! {
     fn every_point_is_accounted_for(acts in acts(), on_disk: bool) {
         let folder = tempfile::TempDir::new().expect("a folder");
         let disk = on_disk.then(|| Disk::open(folder.path()).expect("a folder"));
-        let stats = Arc::new(Stats::default());
+        let stats = Arc::new(OtlpStats::default());
         let queue = Queue::new(1_000, disk, Arc::clone(&stats));
         let mut pushed = [0; Signal::ALL.len()];
         for act in acts {
@@ -87,8 +87,8 @@ fn taken(queue: &Queue, signal: Signal) -> Option<u64> {
 }
 
 /// A queue of 100 bytes with these requests of 40 bytes. Each has as many points as its number.
-fn holding(signals: &[Signal]) -> (Queue, Arc<Stats>) {
-    let stats = Arc::new(Stats::default());
+fn holding(signals: &[Signal]) -> (Queue, Arc<OtlpStats>) {
+    let stats = Arc::new(OtlpStats::default());
     let queue = Queue::new(100, None, Arc::clone(&stats));
     for (number, signal) in (1..).zip(signals) {
         queue.push(batch(*signal, number, 40));
@@ -99,7 +99,7 @@ fn holding(signals: &[Signal]) -> (Queue, Arc<Stats>) {
 #[test]
 fn the_oldest_goes_first_whatever_its_signal() {
     let (queue, stats) = holding(&[Signal::Spans, Signal::Metrics, Signal::Metrics]);
-    assert_eq!(stats.account(Signal::Spans).dropped(Reason::Overflow), 1);
+    assert_eq!(stats.account(Signal::Spans).dropped(DropReason::Overflow), 1);
     assert_eq!(taken(&queue, Signal::Metrics), Some(2));
 }
 
@@ -109,26 +109,26 @@ fn what_is_being_sent_is_not_dropped_and_comes_first_again_when_given_back() {
     assert_eq!(taken(&queue, Signal::Metrics), Some(1));
     assert_eq!(taken(&queue, Signal::Metrics), None, "one at a time");
     queue.push(batch(Signal::Metrics, 3, 40));
-    assert_eq!(stats.account(Signal::Metrics).dropped(Reason::Overflow), 2, "the oldest that is not being sent");
+    assert_eq!(stats.account(Signal::Metrics).dropped(DropReason::Overflow), 2, "the oldest that is not being sent");
     queue.give_back(Signal::Metrics);
     assert_eq!(taken(&queue, Signal::Metrics), Some(1));
     queue.push(batch(Signal::Metrics, 4, 90));
-    assert_eq!(stats.account(Signal::Metrics).dropped(Reason::Overflow), 2 + 3 + 4, "it leaves no room");
+    assert_eq!(stats.account(Signal::Metrics).dropped(DropReason::Overflow), 2 + 3 + 4, "it leaves no room");
     queue.push(batch(Signal::Metrics, 5, 101));
-    assert_eq!(stats.account(Signal::Metrics).dropped(Reason::TooLarge), 5);
+    assert_eq!(stats.account(Signal::Metrics).dropped(DropReason::TooLarge), 5);
 }
 
 #[test]
 fn a_disk_that_refuses_costs_no_point() {
     let folder = tempfile::TempDir::new().expect("a folder");
-    let stats = Arc::new(Stats::default());
+    let stats = Arc::new(OtlpStats::default());
     let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("a folder")), Arc::clone(&stats));
     queue.push(batch(Signal::Raw, 1, 10));
     std::fs::remove_dir_all(folder.path()).expect("removed");
     queue.push(batch(Signal::Raw, 2, 9));
     assert_eq!((stats.queued_bytes(), stats.memory_bytes()), (19, 9), "it stays in memory");
     assert_eq!(taken(&queue, Signal::Raw), Some(2), "the file of the first is gone");
-    assert_eq!(stats.account(Signal::Raw).dropped(Reason::Corrupt), 1);
+    assert_eq!(stats.account(Signal::Raw).dropped(DropReason::Corrupt), 1);
     queue.give_back(Signal::Raw);
     assert_eq!(queue.abandon(), 2, "what is only in memory ends with the process");
     assert_eq!((stats.queued_bytes(), stats.memory_bytes()), (0, 0));
@@ -149,13 +149,13 @@ fn a_folder_is_one_process_s_and_names_that_no_process_writes_are_left_alone() {
     assert!(queue.is_empty());
     queue.push(batch(Signal::Raw, 1, 10));
     drop(queue);
-    let stats = Arc::<Stats>::default();
+    let stats = Arc::<OtlpStats>::default();
     let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("free again")), Arc::clone(&stats));
     assert_eq!(taken(&queue, Signal::Raw), Some(1));
     assert!(folder.path().join(huge).exists() && folder.path().join(many).exists());
 }
 
-fn accounted(stats: &Stats, signal: Signal) -> bool {
+fn accounted(stats: &OtlpStats, signal: Signal) -> bool {
     let account = stats.account(signal);
     account.produced == account.exported + account.queued + account.all_dropped()
 }
@@ -165,7 +165,7 @@ fn accounted(stats: &Stats, signal: Signal) -> bool {
 #[test]
 fn what_cannot_be_read_for_a_while_keeps_its_place_and_nothing_is_lost() {
     let folder = tempfile::TempDir::new().expect("a folder");
-    let stats = Arc::new(Stats::default());
+    let stats = Arc::new(OtlpStats::default());
     let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("a folder")), Arc::clone(&stats));
     for points in [666, 1, 2] {
         queue.push(batch(Signal::Raw, points, 10));
@@ -196,7 +196,7 @@ fn what_cannot_be_read_for_a_while_keeps_its_place_and_nothing_is_lost() {
 #[test]
 fn a_wrong_checksum_and_a_file_that_is_gone_are_damage() {
     let folder = tempfile::TempDir::new().expect("a folder");
-    let stats = Arc::new(Stats::default());
+    let stats = Arc::new(OtlpStats::default());
     let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("a folder")), Arc::clone(&stats));
     for points in 1..=5 {
         queue.push(batch(Signal::Raw, points, 10));
@@ -208,7 +208,7 @@ fn a_wrong_checksum_and_a_file_that_is_gone_are_damage() {
     std::fs::write(file(3), b"ab").expect("shorter than a checksum");
     std::fs::remove_file(file(4)).expect("it was there");
     assert_eq!(taken(&queue, Signal::Raw), Some(5));
-    assert_eq!(stats.account(Signal::Raw).dropped(Reason::Corrupt), 1 + 2 + 3 + 4);
+    assert_eq!(stats.account(Signal::Raw).dropped(DropReason::Corrupt), 1 + 2 + 3 + 4);
     assert!(accounted(&stats, Signal::Raw));
 }
 
@@ -226,7 +226,7 @@ fn no_link_in_the_folder_is_followed() {
         assert!(message.contains(name) && message.contains("symbolic link"), "{message}");
         std::fs::remove_file(folder.join(name)).expect("ours");
     }
-    let stats = Arc::new(Stats::default());
+    let stats = Arc::new(OtlpStats::default());
     let queue = Queue::new(1_000, Some(Disk::open(&folder).expect("a folder")), Arc::clone(&stats));
     symlink(&victim, folder.join("00000000000000000000-raw-1.otlp.partial")).expect("made");
     symlink(&victim, folder.join("00000000000000000001-raw-2.otlp")).expect("made");
@@ -242,13 +242,13 @@ fn no_link_in_the_folder_is_followed() {
 #[test]
 fn whoever_reads_while_a_request_is_written_finds_each_point_in_one_place() {
     let folder = tempfile::TempDir::new().expect("a folder");
-    let stats = Arc::new(Stats::default());
+    let stats = Arc::new(OtlpStats::default());
     let queue = Queue::new(1 << 20, Some(Disk::open(folder.path()).expect("a folder")), Arc::clone(&stats));
     std::thread::scope(|scope| {
         let producer = scope.spawn(|| {
             for points in 1..500 {
                 queue.push(batch(Signal::Spans, points, 100));
-                stats.add_lost(Signal::Spans, Reason::Overrun, points);
+                stats.add_lost(Signal::Spans, DropReason::Overrun, points);
                 assert_eq!(taken(&queue, Signal::Spans), Some(points));
                 queue.exported(Signal::Spans, points / 2);
             }

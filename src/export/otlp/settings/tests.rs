@@ -1,7 +1,7 @@
 use super::*;
 use expect_test::expect;
 
-fn resolved(endpoint: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<Settings>, Vec<Fault>> {
+fn resolved(endpoint: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<OtlpSettings>, Vec<EnvironmentFault>> {
     let variables: Vec<_> = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
     resolve(&Keys { endpoint: endpoint.map(str::to_owned), ..Keys::default() }, &variables)
 }
@@ -146,7 +146,7 @@ fn every_fault_is_reported_with_its_variable() {
             ("OTEL_RESOURCE_ATTRIBUTES", "novalue"),
         ],
     );
-    let mut faults: Vec<String> = faults.expect_err("faults").iter().map(Fault::to_string).collect();
+    let mut faults: Vec<String> = faults.expect_err("faults").iter().map(EnvironmentFault::to_string).collect();
     faults.sort();
     expect![[r#"
         environment variable OTEL_EXPORTER_OTLP_ENDPOINT: `ftp://a` is not http://HOST:PORT or https://HOST:PORT

@@ -59,17 +59,17 @@ struct Sent {
     exemplars: Exemplars,
 }
 
-impl From<Turn> for Sent {
-    fn from(turn: Turn) -> Self {
+impl From<SpanTurn> for Sent {
+    fn from(turn: SpanTurn) -> Self {
         Self { spans: turn.spans.into_iter().map(Span::from).collect(), exemplars: turn.exemplars }
     }
 }
 
-fn turn(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64) -> (Sent, Stats) {
+fn turn(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64) -> (Sent, OtlpStats) {
     for thing in things {
         ledger.ended().record(ended(thing));
     }
-    let stats = Stats::default();
+    let stats = OtlpStats::default();
     let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, shift_ns: 0, marks: &[], findings: &[] };
     let new = traces.new_of(ledger);
     (traces.advance(new, &context, &stats).into(), stats)
@@ -210,7 +210,7 @@ fn at_the_end_phases_of_an_unfinished_step_are_reported_once() {
     assert_eq!(before.spans.len(), 0);
     ledger.ended().record(ended(&phase("comm", 7, 90, 95)));
     let context = Context { now_ns: START_NS + 100 * MILLISECOND_NS, ..Context::default() };
-    let stats = Stats::default();
+    let stats = OtlpStats::default();
     let new = traces.new_of(&ledger);
     let spans = Sent::from(traces.finish(new, &context, &stats)).spans;
     assert_eq!(spans.len(), 3);
@@ -257,14 +257,14 @@ fn what_waits_is_bounded_and_what_is_lost_is_counted() {
     let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(limits));
     let many: Vec<Thing> = (0..limits.ended + 10).map(|_| phase("forward", 1, 0, 1)).collect();
     let (_, stats) = turn(&mut traces, &ledger, &many, 1_000);
-    assert_eq!(stats.account(Signal::Spans).dropped(Reason::Overrun), 10, "the jobs keep no more");
+    assert_eq!(stats.account(Signal::Spans).dropped(DropReason::Overrun), 10, "the jobs keep no more");
     let (_, stats) = turn(&mut traces, &ledger, &many[..limits.ended], 1_000);
     let (_, more) = turn(&mut traces, &ledger, &many[..100], 1_000);
     assert_eq!(traces.waiting, MOST_WAITING);
-    let lost =
-        stats.account(Signal::Spans).dropped(Reason::Overrun) + more.account(Signal::Spans).dropped(Reason::Overrun);
+    let lost = stats.account(Signal::Spans).dropped(DropReason::Overrun)
+        + more.account(Signal::Spans).dropped(DropReason::Overrun);
     assert_eq!(lost as usize, 2 * limits.ended + 100 - MOST_WAITING);
-    assert_eq!(more.account(Signal::Spans).produced, more.account(Signal::Spans).dropped(Reason::Overrun));
+    assert_eq!(more.account(Signal::Spans).produced, more.account(Signal::Spans).dropped(DropReason::Overrun));
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn the_slowest_is_the_exemplar_that_leads_to_its_trace() {
 /// A finding on rank 0 that was last seen at `seen_ms`.
 fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
     let sign = Sign {
-        kind: detect::Kind::AllocatorThrash,
+        kind: detect::FindingKind::AllocatorThrash,
         subject: Subject { gpu: None, job: Some("job".into()), rank: Some(0) },
         severity,
         certainty: Certainty::Confirmed,
@@ -311,7 +311,7 @@ fn turn_with(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64
     }
     let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, findings, ..Context::default() };
     let new = traces.new_of(ledger);
-    Sent::from(traces.advance(new, &context, &Stats::default())).spans
+    Sent::from(traces.advance(new, &context, &OtlpStats::default())).spans
 }
 
 #[test]
@@ -343,7 +343,7 @@ fn steps_that_wait_for_a_finding_are_decided_at_the_end_and_when_there_is_no_roo
     let found = [finding(Severity::Critical, 150, 180)];
     turn_with(&mut traces, &ledger, &[step(1, 100, 200)], 300, &[]);
     let context = Context { now_ns: START_NS + 300 * MILLISECOND_NS, findings: &found, ..Context::default() };
-    assert_eq!(traces.finish(New::default(), &context, &Stats::default()).spans.len(), 1);
+    assert_eq!(traces.finish(New::default(), &context, &OtlpStats::default()).spans.len(), 1);
     traces.waiting = MOST_WAITING;
     assert_eq!(turn_with(&mut traces, &ledger, &[step(2, 160, 200)], 300, &found).len(), 1);
     assert_eq!((traces.waiting, traces.held.len()), (MOST_WAITING, 0));

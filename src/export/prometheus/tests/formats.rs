@@ -290,13 +290,13 @@ fn the_whole_catalogue_is_the_same_in_both_formats() {
             let labels: Vec<String> = metric.labels.iter().map(|label| format!("{label} \"{sample}\"")).collect();
             let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
             match metric.kind {
-                Kind::Histogram => {
+                MetricKind::Histogram => {
                     let mut durations = Durations::new(BOUNDS_S);
                     (0..200).for_each(|n| durations.observe_ns(n * n * 1_000_003));
                     families.histogram(metric, Labels::found(&labels), durations.counts());
                 }
-                Kind::Counter | Kind::Gauge if labels.is_empty() && sample > 0 => {}
-                Kind::Counter | Kind::Gauge => {
+                MetricKind::Counter | MetricKind::Gauge if labels.is_empty() && sample > 0 => {}
+                MetricKind::Counter | MetricKind::Gauge => {
                     families.count(metric, Labels::found(&labels), Some(place as u64 * 7 + sample))
                 }
             }

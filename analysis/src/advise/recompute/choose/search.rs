@@ -1,4 +1,4 @@
-//! The fewest numbers with a sum of at least so much, where some exclude each other.
+//! The fewest numbers whose sum is at least a given need, where some exclude each other.
 //!
 //! Enters: candidates, each with a saving and keys; two with a key in common exclude each other. Leaves: the best set, or
 //! the largest one where none suffices. Invariants: exact, unless there are too many candidates or the search takes too
@@ -25,7 +25,7 @@ pub(super) struct Candidate {
 
 /// What was found.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Selection {
     /// Ascending.
     pub positions: Vec<usize>,
     pub saving_bytes: u64,
@@ -40,7 +40,7 @@ impl Candidate {
 }
 
 /// Finds the best set that reaches `need`, or the largest one that there is. The savings of all must add up to a `u64`.
-pub(super) fn search(mut candidates: Vec<Candidate>, need: u64) -> Found {
+pub(super) fn search(mut candidates: Vec<Candidate>, need: u64) -> Selection {
     prepare(&mut candidates);
     let homes = candidates.iter().map(|one| one.home + 1).max().unwrap_or(0);
     let keys = candidates.iter().flat_map(|one| &one.keys).max().map_or(0, |key| key + 1);
@@ -153,9 +153,9 @@ impl Search<'_> {
         self.looks == 0
     }
 
-    fn found(self, is_exact: bool) -> Found {
+    fn found(self, is_exact: bool) -> Selection {
         let (saving_bytes, positions) = self.best.unwrap_or_default();
-        Found { positions, saving_bytes, is_exact }
+        Selection { positions, saving_bytes, is_exact }
     }
 
     fn best_total(&self) -> u64 {
@@ -227,7 +227,7 @@ impl Search<'_> {
         }
     }
 
-    /// Finds the best set of so many more, from a candidate on.
+    /// Finds the best set of `count` more candidates, from candidate `from` on.
     fn fewest(&mut self, from: usize, count: usize) {
         let Some(last) = self.candidates.len().checked_sub(count) else { return };
         let least = self.candidates.iter().skip(last).fold(0, |sum, one| sum + one.saving);
@@ -261,7 +261,7 @@ impl Search<'_> {
         self.best = before.into_iter().chain(self.best.take()).min();
     }
 
-    /// Whether so many more from a candidate on may suffice: the largest that are free, one of each home.
+    /// Whether `count` more candidates from candidate `from` on may suffice: the largest that are free, one of each home.
     fn can_reach(&mut self, from: usize, count: usize) -> bool {
         self.round += 1;
         let (mut total, mut left) = (self.total, count);

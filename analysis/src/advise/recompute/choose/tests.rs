@@ -13,7 +13,7 @@ fn table(rows: &[(&str, u64)]) -> Vec<Plan> {
     rows.iter().enumerate().map(plan).collect()
 }
 
-fn chosen(rows: &[(&str, u64)], enabled: Option<&str>, exclusive: &[&str], need: u64) -> Result<Choice, Error> {
+fn chosen(rows: &[(&str, u64)], enabled: Option<&str>, exclusive: &[&str], need: u64) -> Result<Choice, ChooseError> {
     let plans = table(rows);
     let offers: Vec<Offer<'_>> = plans.iter().map(|plan| Offer { plan, saving_bytes: plan.saving_bytes }).collect();
     let enabled = enabled.map(|list| super::super::plans::listed(list).expect("a list"));
@@ -59,7 +59,7 @@ fn strategies_of_one_cluster_exclude_each_other() {
     let all: u64 = BLOOM.iter().map(|(_, saving)| saving).sum::<u64>() - 2_048;
     assert_eq!(enable(&BLOOM, &[], all).1, all);
     let error = chosen(&BLOOM, None, &[], all + 1).expect_err("too much");
-    assert_eq!(error, Error::Unreachable { need_bytes: all + 1, most_bytes: all, unknown_savings: 0 });
+    assert_eq!(error, ChooseError::Unreachable { need_bytes: all + 1, most_bytes: all, unknown_savings: 0 });
     let counts = [("A+:1:-1", 10), ("A+:1:2", 4), ("B+:1:-1", 3)];
     assert_eq!(enable(&counts, &[], 13), ("A+:1:-1 B+:1:-1".into(), 13));
     assert_eq!(enable(&counts, &[], 11), ("A+:1:-1 B+:1:-1".into(), 13), "not A twice");
@@ -146,12 +146,12 @@ fn plans_without_a_known_saving_are_counted() {
 #[test]
 fn what_is_too_much_is_refused() {
     let error = |rows: &[(&str, u64)]| chosen(rows, None, &[], 1).expect_err("too much");
-    assert_eq!(error(&[("A+:1:-1", u64::MAX), ("B+:1:-1", 1)]), Error::TooManyBytes);
+    assert_eq!(error(&[("A+:1:-1", u64::MAX), ("B+:1:-1", 1)]), ChooseError::TooManyBytes);
     let sets: Vec<String> = (0..1_025).map(|nth| format!("A+:1:-1,X{nth}+:1:-1")).collect();
     let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
     let rows = |count| vec![("A+:1:-1", 1); count];
     assert_eq!(chosen(&rows(1_022), None, &sets, 1).map(|choice| choice.positions), Ok(vec![0]));
-    assert_eq!(chosen(&rows(1_023), None, &sets, 1), Err(Error::TooManyExclusions));
+    assert_eq!(chosen(&rows(1_023), None, &sets, 1), Err(ChooseError::TooManyExclusions));
 }
 
 #[test]
@@ -172,12 +172,12 @@ Memory Optimizer     :  ON   :  Memory Optimization Level: [USER_SPECIFIED], Opt
     let advice = |dims: &[(&str, u64)], need| {
         let dims = dims.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         let offer = |plan| Ok(Offer { plan, saving_bytes: plan.saving(&dims)? });
-        let offers: Result<Vec<_>, super::super::expression::Error> = log.plans.iter().map(offer).collect();
+        let offers: Result<Vec<_>, super::super::expression::ExpressionError> = log.plans.iter().map(offer).collect();
         choose(&offers.expect("savings"), log.enabled.as_deref(), &log.exclusive(), need)
     };
     let choice = advice(&[], 10_000).expect("a choice");
     assert_eq!((choice.inline.as_str(), choice.saving_bytes), ("Add+:1:2,Mul+Cast+:1:-1,BiasGelu+:1:-1", 11_264));
-    assert!(matches!(advice(&[], 11_265), Err(Error::Unreachable { most_bytes: 11_264, .. })));
+    assert!(matches!(advice(&[], 11_265), Err(ChooseError::Unreachable { most_bytes: 11_264, .. })));
     let choice = advice(&[("d0", 4), ("d1", 1_024)], 13_000).expect("a larger batch");
     assert_eq!((choice.enable.join(" "), choice.saving_bytes), ("Cast+:2:-1".to_owned(), 16_384));
 }

@@ -4,7 +4,7 @@ fn dims(of: &[(&str, u64)]) -> Dims {
     of.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
 }
 
-fn value(text: &str) -> Result<Fraction, Error> {
+fn value(text: &str) -> Result<Fraction, ExpressionError> {
     evaluate(text, &dims(&[("d0", 1), ("d1", 1024), ("x", 3), ("y", 0), ("_a9", 7)]))
 }
 
@@ -74,7 +74,7 @@ fn fractions_are_exact() {
     let odd = |text| bytes(text, &dims(&[("x", 3)]));
     assert_eq!(odd("0.5*x"), Ok(1), "rounded down");
     assert_eq!(odd("2**64 - 1"), Ok(u64::MAX));
-    assert!(matches!(odd("2**64"), Err(Error::NotBytes(_))));
+    assert!(matches!(odd("2**64"), Err(ExpressionError::NotBytes(_))));
     assert_eq!(
         odd("-0.5*x").expect_err("negative").to_string(),
         "the expression's value is -3/2, which is no number of bytes"
@@ -103,8 +103,8 @@ fn what_is_not_understood_is_named_with_its_place() {
     ] {
         assert_eq!(value(text).expect_err(text).to_string(), message, "{text}");
     }
-    assert_eq!(value(&"9".repeat(40)), Err(Error::Overflow { at: 1 }));
-    assert_eq!(value("0.0000000000000000000000000000000000000001"), Err(Error::Overflow { at: 1 }));
+    assert_eq!(value(&"9".repeat(40)), Err(ExpressionError::Overflow { at: 1 }));
+    assert_eq!(value("0.0000000000000000000000000000000000000001"), Err(ExpressionError::Overflow { at: 1 }));
 }
 
 #[test]
@@ -112,21 +112,21 @@ fn all_names_without_a_value_are_named() {
     let error = value("x*(b + a)/y + b").expect_err("a and b");
     assert_eq!(error.to_string(), "no value for a, b; the expression needs a, b, x, y");
     // A fault of the form is one whatever has a value.
-    assert!(matches!(value("a*"), Err(Error::Syntax { at: 3, .. })));
+    assert!(matches!(value("a*"), Err(ExpressionError::Syntax { at: 3, .. })));
 }
 
 #[test]
 fn length_and_depth_are_bounded() {
     let nested = |depth: usize| format!("{}x{}", "(".repeat(depth), ")".repeat(depth));
     assert_eq!(whole(&nested(MOST_DEPTH)), 3);
-    assert_eq!(value(&nested(MOST_DEPTH + 1)), Err(Error::TooDeep { at: MOST_DEPTH + 2 }));
+    assert_eq!(value(&nested(MOST_DEPTH + 1)), Err(ExpressionError::TooDeep { at: MOST_DEPTH + 2 }));
     for hostile in ["(", "-", "1**", "-("] {
         let text = hostile.repeat(MOST_BYTES / hostile.len());
-        assert!(matches!(value(&text), Err(Error::TooDeep { .. })), "{hostile}");
+        assert!(matches!(value(&text), Err(ExpressionError::TooDeep { .. })), "{hostile}");
     }
     let long = format!("1{}", "+1".repeat((MOST_BYTES - 1) / 2));
     assert_eq!(whole(&long), 8_192);
-    assert_eq!(value(&" ".repeat(MOST_BYTES + 1)), Err(Error::TooLong(MOST_BYTES + 1)));
+    assert_eq!(value(&" ".repeat(MOST_BYTES + 1)), Err(ExpressionError::TooLong(MOST_BYTES + 1)));
 }
 
 /// A tree of the same form beside the parser: every expression of up to three operators on small numbers.

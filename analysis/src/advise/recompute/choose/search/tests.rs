@@ -118,7 +118,7 @@ fn realistic_tables_are_searched_to_the_end() {
 fn many_equal_ones_are_no_burden() {
     let of: Vec<(u64, Vec<usize>)> = (0..400).map(|_| (10, vec![])).collect();
     let found = search(candidates(&of), 1_995);
-    assert_eq!(found, Found { positions: (0..200).collect(), saving_bytes: 2_000, is_exact: true });
+    assert_eq!(found, Selection { positions: (0..200).collect(), saving_bytes: 2_000, is_exact: true });
 }
 
 #[test]
@@ -149,19 +149,19 @@ fn a_search_that_is_too_long_ends_and_says_so() {
 fn of_too_many_the_largest_are_taken() {
     let of: Vec<(u64, Vec<usize>)> = (0..4_096_u64).map(|nth| (1 + nth, vec![])).collect();
     let found = search(candidates(&of), 8_000);
-    assert_eq!(found, Found { positions: vec![4_094, 4_095], saving_bytes: 8_191, is_exact: false });
+    assert_eq!(found, Selection { positions: vec![4_094, 4_095], saving_bytes: 8_191, is_exact: false });
     let all = 4_096 * 4_097 / 2;
     assert_eq!(
         search(candidates(&of), all + 1),
-        Found { positions: (0..4_096).collect(), saving_bytes: all, is_exact: true }
+        Selection { positions: (0..4_096).collect(), saving_bytes: all, is_exact: true }
     );
-    assert_eq!(search(candidates(&of), 0), Found { positions: vec![], saving_bytes: 0, is_exact: true });
+    assert_eq!(search(candidates(&of), 0), Selection { positions: vec![], saving_bytes: 0, is_exact: true });
 }
 
 #[test]
 fn nothing_to_choose_from() {
-    assert_eq!(search(vec![], 1), Found { positions: vec![], saving_bytes: 0, is_exact: true });
-    assert_eq!(search(vec![], 0), Found { positions: vec![], saving_bytes: 0, is_exact: true });
+    assert_eq!(search(vec![], 1), Selection { positions: vec![], saving_bytes: 0, is_exact: true });
+    assert_eq!(search(vec![], 0), Selection { positions: vec![], saving_bytes: 0, is_exact: true });
     let huge = candidates(&[(u64::MAX - 1, vec![]), (1, vec![])]);
     assert_eq!(search(huge, u64::MAX).positions, [0, 1]);
 }

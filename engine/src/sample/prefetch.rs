@@ -9,11 +9,11 @@ const LINE_BYTES: usize = 64;
 
 /// The places that every tick needs.
 #[derive(Debug, Default)]
-pub(super) struct Ahead {
+pub(super) struct Prefetch {
     addresses: Vec<usize>,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Adds places that stay where they are. The line of memory in which each begins is asked for, once for all in it.
     pub fn add<T>(&mut self, places: impl IntoIterator<Item = *const T>) {
         for address in places.into_iter().map(<*const T>::addr) {
@@ -25,14 +25,14 @@ impl Ahead {
 
     /// Asks for all of them.
     #[inline]
-    pub fn ask(&self) {
-        self.addresses.iter().for_each(|address| ask_for(std::ptr::without_provenance::<u8>(*address)));
+    pub fn issue(&self) {
+        self.addresses.iter().for_each(|address| prefetch(std::ptr::without_provenance::<u8>(*address)));
     }
 }
 
 /// Asks for the line of memory in which a place begins. Does nothing on processors other than x86-64.
 #[inline]
-pub(super) fn ask_for<T>(place: *const T) {
+pub(super) fn prefetch<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch does not fault, whatever the address, and has no effect but on the caches.
     unsafe {
@@ -49,12 +49,12 @@ mod tests {
 
     #[test]
     fn a_line_is_asked_for_once() {
-        let mut ahead = Ahead::default();
+        let mut prefetch = Prefetch::default();
         let place = std::ptr::without_provenance::<u8>;
-        ahead.add([place(0x1000), place(0x103f), place(0x1040)]);
-        ahead.add([place(0x1008), place(0x0fff)]);
-        assert_eq!(ahead.addresses, [0x1000, 0x1040, 0x0fff]);
+        prefetch.add([place(0x1000), place(0x103f), place(0x1040)]);
+        prefetch.add([place(0x1008), place(0x0fff)]);
+        assert_eq!(prefetch.addresses, [0x1000, 0x1040, 0x0fff]);
         // Nothing lies there, and nothing happens.
-        ahead.ask();
+        prefetch.issue();
     }
 }

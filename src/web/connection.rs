@@ -1,6 +1,6 @@
 //! The activity of one connection: what it waits for, when it was last active, and its deadline.
 //!
-//! Enters: events from the stream and the server. Leaves: its silence and its deadline, for its place.
+//! Enters: events from the stream and the server. Leaves: its silence and its deadline, for its slot.
 
 use super::sender::Client;
 use std::sync::OnceLock;
@@ -19,7 +19,7 @@ const LIFETIME: Duration = Duration::from_secs(600);
 /// What a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Turn {
+pub(super) enum ConnectionTurn {
     /// The rest of the handshake or of a request's head.
     Head,
     /// The next request.
@@ -32,7 +32,7 @@ pub(super) enum Turn {
 
 /// The activity of one connection.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct ConnectionState {
     /// Whose it is.
     pub client: Client,
     begin: Instant,
@@ -52,12 +52,12 @@ pub(super) struct Seat {
     born: Instant,
 }
 
-impl Seat {
+impl ConnectionState {
     pub(super) fn new(client: Client) -> Self {
         /// The origin of all times, so that they compare.
         static BEGIN: OnceLock<Instant> = OnceLock::new();
         let now = Instant::now();
-        let seat = Self {
+        let state = Self {
             client,
             begin: *BEGIN.get_or_init(|| now),
             heard_us: AtomicU64::new(0),
@@ -69,24 +69,24 @@ impl Seat {
             leave: Notify::new(),
             born: now,
         };
-        seat.begin_turn(Turn::Head);
-        seat
+        state.begin_turn(ConnectionTurn::Head);
+        state
     }
 
     fn now_us(&self) -> u64 {
         u64::try_from(Instant::now().saturating_duration_since(self.begin).as_micros()).unwrap_or(u64::MAX)
     }
 
-    pub(super) fn turn(&self) -> Turn {
+    pub(super) fn turn(&self) -> ConnectionTurn {
         match self.turn.load(Relaxed) {
-            0 => Turn::Head,
-            1 => Turn::Idle,
-            2 => Turn::Body,
-            _ => Turn::Answer,
+            0 => ConnectionTurn::Head,
+            1 => ConnectionTurn::Idle,
+            2 => ConnectionTurn::Body,
+            _ => ConnectionTurn::Answer,
         }
     }
 
-    fn begin_turn(&self, turn: Turn) {
+    fn begin_turn(&self, turn: ConnectionTurn) {
         let now_us = self.now_us();
         self.heard_us.store(now_us, Relaxed);
         self.since_us.store(now_us, Relaxed);
@@ -110,15 +110,15 @@ impl Seat {
         let since = self.begin + Duration::from_micros(self.since_us.load(Relaxed));
         let end = self.born + LIFETIME;
         match self.turn() {
-            Turn::Head => end.min(since + HEAD_PATIENCE),
-            Turn::Idle => end.min(since + IDLE_PATIENCE),
-            Turn::Body | Turn::Answer => end,
+            ConnectionTurn::Head => end.min(since + HEAD_PATIENCE),
+            ConnectionTurn::Idle => end.min(since + IDLE_PATIENCE),
+            ConnectionTurn::Body | ConnectionTurn::Answer => end,
         }
     }
 
     /// Bytes arrived from the client.
     pub(super) fn read(&self) {
-        if self.turn() == Turn::Idle { self.begin_turn(Turn::Head) } else { self.hear() }
+        if self.turn() == ConnectionTurn::Idle { self.begin_turn(ConnectionTurn::Head) } else { self.hear() }
     }
 
     /// The client read some bytes.
@@ -133,7 +133,7 @@ impl Seat {
 
     /// Whether its client waits for an answer that has not begun: its silence is not the client's.
     pub(super) fn is_waiting(&self) -> bool {
-        self.turn() == Turn::Answer && !self.has_begun.load(Relaxed)
+        self.turn() == ConnectionTurn::Answer && !self.has_begun.load(Relaxed)
     }
 
     /// The client has read nothing for too long.
@@ -148,19 +148,19 @@ impl Seat {
 
     /// The TLS handshake succeeded.
     pub(super) fn shook_hands(&self) {
-        self.begin_turn(Turn::Head);
+        self.begin_turn(ConnectionTurn::Head);
     }
 
     /// The head of a request arrived, and its body, if it has one, is still to come.
     pub(super) fn asked(&self, has_body: bool) {
         self.is_answered.store(false, Relaxed);
-        self.begin_turn(if has_body { Turn::Body } else { Turn::Answer });
+        self.begin_turn(if has_body { ConnectionTurn::Body } else { ConnectionTurn::Answer });
     }
 
     /// The whole request has arrived, or is answered without the rest of it.
     pub(super) fn heard_all(&self) {
-        if self.turn() == Turn::Body {
-            self.begin_turn(Turn::Answer);
+        if self.turn() == ConnectionTurn::Body {
+            self.begin_turn(ConnectionTurn::Answer);
         }
     }
 
@@ -171,8 +171,8 @@ impl Seat {
 
     /// The stream has handed all its bytes to the kernel.
     pub(super) fn flushed(&self) {
-        if self.turn() == Turn::Answer && self.is_answered.load(Relaxed) {
-            self.begin_turn(Turn::Idle);
+        if self.turn() == ConnectionTurn::Answer && self.is_answered.load(Relaxed) {
+            self.begin_turn(ConnectionTurn::Idle);
         }
     }
 }

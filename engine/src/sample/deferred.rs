@@ -3,19 +3,19 @@
 //! A histogram lies in a dozen lines of memory, and a thread that has slept for a millisecond finds few of them in its caches.
 //! Enters: durations. Leaves: the same, counted many at a time. Invariant: each is counted once.
 
-use super::ahead::ask_for;
+use super::prefetch::prefetch;
 use highwater_core::histogram::Histogram;
 
-/// So many are worth counting.
+/// Minimum number of waiting durations that are worth counting.
 const MANY: usize = 64;
 
 /// Durations that wait to be counted in one histogram.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct DeferredDurations {
     durations_ns: Vec<i64>,
 }
 
-impl Held {
+impl DeferredDurations {
     /// None yet. At most `in_a_tick` are added before [`are_many`](Self::are_many) is asked again.
     pub fn new(in_a_tick: usize) -> Self {
         Self { durations_ns: Vec::with_capacity(MANY + in_a_tick) }
@@ -27,11 +27,11 @@ impl Held {
     }
 
     /// Asks for the memory of the next.
-    pub fn ask(&self) {
-        ask_for(self.durations_ns.as_ptr().wrapping_add(self.durations_ns.len()));
+    pub fn prefetch(&self) {
+        prefetch(self.durations_ns.as_ptr().wrapping_add(self.durations_ns.len()));
     }
 
-    /// Whether there are so many that they should be counted.
+    /// Whether at least `MANY` durations wait, so that they should be counted.
     pub fn are_many(&self) -> bool {
         self.durations_ns.len() >= MANY
     }
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn durations_are_counted_many_at_a_time_and_each_once() {
-        let (mut held, histogram) = (Held::new(1), Histogram::new(&[1e-6]));
+        let (mut held, histogram) = (DeferredDurations::new(1), Histogram::new(&[1e-6]));
         let mut observed = 0;
         let counted: Vec<u64> = (0..200)
             .map(|_| {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn the_rest_is_counted_once_and_as_long_as_it_was() {
-        let (mut held, histogram) = (Held::new(1), Histogram::new(&[1e-6, 1e-3]));
+        let (mut held, histogram) = (DeferredDurations::new(1), Histogram::new(&[1e-6, 1e-3]));
         [500, 2_000, 5_000_000, -1].iter().for_each(|duration_ns| held.add(*duration_ns));
         held.count_all(&histogram, |_| ());
         held.count_all(&histogram, |_| ());
