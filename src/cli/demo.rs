@@ -1,7 +1,8 @@
 //! `demo`: the daemon on simulated GPUs, with suggestions to try.
 
+use super::common::Common;
 use super::serve::{Signals, drive, print_address, until_ended};
-use super::{Common, terminal};
+use super::terminal;
 use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon;
 use anyhow::Context as _;

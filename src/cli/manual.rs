@@ -1,7 +1,7 @@
 //! `completions` and `man`: what shells and `man` know of the command line, made from its own definition.
 
 use super::terminal;
-use clap::{Args, CommandFactory as _};
+use clap::{Args, Command};
 use clap_complete::Shell;
 use std::io;
 
@@ -13,9 +13,9 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    /// Prints the completions.
-    pub fn run(&self) -> anyhow::Result<()> {
-        let (mut command, mut text) = (super::Cli::command(), Vec::new());
+    /// Prints the completions of this command line.
+    pub fn run(&self, mut command: Command) -> anyhow::Result<()> {
+        let mut text = Vec::new();
         let name = command.get_name().to_owned();
         clap_complete::generate(self.shell, &mut command, name, &mut text);
         print(text)
@@ -23,8 +23,7 @@ impl Completions {
 }
 
 /// Prints the manual page: the program's, then that of each command.
-pub(super) fn man() -> anyhow::Result<()> {
-    let mut command = super::Cli::command();
+pub(super) fn man(mut command: Command) -> anyhow::Result<()> {
     command.build();
     let mut text = Vec::new();
     page(&command, &mut text)?;
@@ -34,7 +33,7 @@ pub(super) fn man() -> anyhow::Result<()> {
     print(text)
 }
 
-fn page(command: &clap::Command, text: &mut Vec<u8>) -> io::Result<()> {
+fn page(command: &Command, text: &mut Vec<u8>) -> io::Result<()> {
     clap_mangen::Man::new(command.clone()).render(text)
 }
 

@@ -8,11 +8,12 @@ use crate::nvml::probe::measure::{self, Changes, Timing};
 use crate::nvml::probe::{MadeIn, Probe, Watch};
 use crate::nvml::{self, Nvml};
 use anyhow::{Context, anyhow};
+use clap::Args;
 use highwater_core::gpu::Device;
 use highwater_core::source::Source;
 use serde::Serialize;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What to probe, and for how long.
@@ -44,6 +45,28 @@ impl Default for Options<'_> {
 
 /// The most calls of one kind: enough for a 99th percentile, few enough that fast calls finish quickly.
 const MOST_CALLS: usize = 10_000;
+/// The flags of `probe`.
+#[derive(Debug, Args)]
+pub(super) struct ProbeCommand {
+    /// Path of libnvidia-ml.so.1.
+    #[arg(long, value_name = "PATH")]
+    nvml_library: Option<PathBuf>,
+    /// Which GPU to probe, by index, UUID or PCI bus id [default: the first].
+    #[arg(long)]
+    gpu: Option<String>,
+    /// JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+impl ProbeCommand {
+    /// Prints what was measured.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let (library, gpu) = (self.nvml_library.as_deref(), self.gpu.as_deref());
+        run(&Options { library, gpu, json: self.json, ..Options::default() }, &mut std::io::stdout())
+    }
+}
+
 /// Pause between two rounds of reading, so that watching is no load of its own.
 const PAUSE: Duration = Duration::from_micros(200);
 /// The share of a lane's period that one call may take on all GPUs together.

@@ -1,7 +1,8 @@
 //! `record`: records this node's GPUs until a signal, or for a time. `run` shares its flags.
 
+use super::common::{Misuse, duration, key_value, layers, settings_of};
 use super::serve::{Signals, drive, until_ended};
-use super::{Misuse, duration, key_value, layers, settings_of, terminal};
+use super::terminal;
 use crate::capture::Ended;
 use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon::{OutputFormat, Recording};

@@ -3,7 +3,8 @@
 //! Enters: folders with a recording and its `truth.json`. Leaves: precision, recall and delay of each kind of finding,
 //! as a table or JSON. It shows the effect of a changed threshold (`--set detect.…`).
 
-use super::{settings_of, terminal};
+use super::common::settings_of;
+use super::terminal;
 use crate::config::Settings;
 use anyhow::{Context as _, bail};
 use highwater_analysis::replay;
@@ -26,7 +27,7 @@ pub struct ReplayEval {
     #[arg(required = true, value_name = "FOLDER")]
     recordings: Vec<PathBuf>,
     /// Any setting, such as detect.lag=1.3.
-    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = super::key_value)]
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = super::common::key_value)]
     set: Vec<(String, String)>,
     /// JSON instead of a table.
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! `report`: what recordings show, on a terminal, as JSON, or as a page; and whether they exceed a bound.
 
+use super::common::{MISUSED, Misuse, settings_of};
 use super::terminal;
-use super::{MISUSED, Misuse, settings_of};
 use anyhow::Context as _;
 use clap::Args;
 use highwater_analysis::kineto::{MOST_EVENTS, Ranks};

@@ -1,8 +1,11 @@
 //! `serve`: the daemon, until a signal.
 
-use super::{Misuse, Serve, terminal};
+use super::common::{Common, Misuse};
+use super::terminal;
+use crate::config::{Settings, SourceSpec, load};
 use crate::daemon::{self, Daemon};
 use anyhow::Context as _;
+use clap::Args;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -10,6 +13,51 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 const HTTP_THREADS: usize = 2;
 /// Threads for reading files and making pages.
 const BLOCKING_THREADS: usize = 8;
+
+/// The flags of `serve`.
+#[derive(Debug, Args)]
+pub(super) struct Serve {
+    #[command(flatten)]
+    common: Common,
+    /// The source to read: nvml, sim, sim:SCENARIO, replay:PATH.
+    #[arg(long, value_name = "SOURCE")]
+    source: Option<String>,
+    /// How many times faster than real time a replay runs, or `max`.
+    #[arg(long, value_name = "N")]
+    replay_speed: Option<String>,
+    /// Shift a replay's times so that it begins now.
+    #[arg(long)]
+    replay_shift_to_now: bool,
+    /// Check the settings and the scenario, recording, token and certificates that they name, print every error, and
+    /// exit.
+    #[arg(long)]
+    check_config: bool,
+}
+
+impl Serve {
+    fn settings(&self) -> anyhow::Result<Settings> {
+        let mut layers = self.common.layers();
+        let shift = self.replay_shift_to_now.then(|| "true".to_owned());
+        let given = [
+            ("source", "--source", &self.source),
+            ("replay.speed", "--replay-speed", &self.replay_speed),
+            ("replay.shift_to_now", "--replay-shift-to-now", &shift),
+        ];
+        for (key, flag, value) in given {
+            layers.flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
+        }
+        let settings = load(&layers)?;
+        // Without a replay they would be ignored, and the user who gave them would not notice.
+        for (flag, is_given) in
+            [("--replay-speed", self.replay_speed.is_some()), ("--replay-shift-to-now", self.replay_shift_to_now)]
+        {
+            if is_given && !matches!(settings.source, SourceSpec::Replay(_)) {
+                return Err(Misuse(format!("{flag}: needs --source replay:PATH")).into());
+            }
+        }
+        Ok(settings)
+    }
+}
 
 pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     let settings = serve.settings()?;

@@ -234,7 +234,8 @@ fn every_kind_of_finding_has_its_texts() {
         python.args(["-B", "-c", script]).current_dir(tools::root().join("dashboards")).output().expect("python3 runs");
     let texts: BTreeMap<String, [String; 4]> = serde_json::from_slice(&output.stdout).expect("JSON");
     let source = std::fs::read_to_string(tools::root().join("core/src/detect/finding.rs")).expect("readable");
-    let kinds = source.split_once("pub enum FindingKind {").and_then(|(_, rest)| rest.split_once('}')).expect("the kinds").0;
+    let kinds =
+        source.split_once("pub enum FindingKind {").and_then(|(_, rest)| rest.split_once('}')).expect("the kinds").0;
     let kinds: BTreeSet<&str> = kinds.split('"').skip(1).step_by(2).collect();
     assert_eq!(texts.keys().map(String::as_str).collect::<BTreeSet<_>>(), kinds);
     let documented = std::fs::read_to_string(tools::root().join("docs/findings.md")).expect("readable");
