@@ -19,7 +19,7 @@ help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: ## Run a simulated 4-GPU node with two training jobs; prints what to open
-	cargo run --locked -- demo
+	cargo run --locked --profile demo -- demo
 
 # The repository has no address of its own, so the rules name the page of each runbook, and this makes links of the names.
 rules: ## Write the alert rules to target/alerts with links to runbooks below RUNBOOKS=https://git.example/highwater
