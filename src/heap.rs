@@ -217,7 +217,7 @@ mod tests {
                 // Other tests of this process may make something too, though nothing of this size.
                 assert!(rest(begin) >= 2 * MIB);
                 let inner = making(|| (made(), vec![0_u8; 1 << 20]));
-                assert_eq!((inner.0, made()), (0, 3 * MIB + 1), "what was made within belongs to whoever has it");
+                assert_eq!((inner.0, made()), (0, 3 * MIB + 1), "the inner result counts no longer");
                 text
             }),
         );

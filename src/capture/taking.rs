@@ -324,24 +324,20 @@ impl Capture {
     /// Writes events from the begin on; the last ones may lie after the end. Writes none once positions mean other
     /// GPUs. If an owner sent more than its share, the rest of its events is left out.
     fn write_events(&mut self) -> rusqlite::Result<()> {
-        let (from, mut next) = (self.next_event, self.next_event);
-        let Some(extent) = self.jobs().map(|_jobs| self.intake.log().extent(from)) else { return Ok(()) };
+        let (log, from) = (self.intake.log(), self.next_event);
+        let Some(extent) = self.jobs().map(|_jobs| log.extent(from)) else { return Ok(()) };
+        let most_bytes = self.allowance.so_far(self.now_ns());
         let mut read = 0;
         // If positions of GPUs get a new meaning meanwhile, the log is empty.
-        while next < extent.next {
-            let most_bytes = self.allowance.so_far(self.now_ns());
-            let taken = self.intake.log().take(next..extent.next, &mut self.given_events, most_bytes);
-            next = taken.next;
-            for (number, event) in taken.into_events() {
-                read += 1;
-                if event.at_ns >= self.begin_ns {
-                    self.file.annotation(number, &event)?;
-                }
+        for (number, event) in log.read(extent, &mut self.given_events, most_bytes) {
+            read += 1;
+            if event.at_ns >= self.begin_ns {
+                self.file.annotation(number, &event)?;
             }
         }
         // At the first look, what is no longer kept was sent long before, and is not lost.
         self.lost_events += if from > 0 { extent.next - from } else { extent.kept } - read;
-        self.next_event = next;
+        self.next_event = extent.next;
         Ok(())
     }
 

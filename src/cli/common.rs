@@ -1,6 +1,6 @@
 //! What several commands have: flags for settings, how their values are parsed, and how wrong ones are reported.
 
-use crate::config::{KEYS, SettingLayers, Settings, load};
+use crate::config::{KEYS, SettingLayers};
 use clap::Args;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -74,12 +74,6 @@ pub(super) fn layers(file: Option<PathBuf>, flags: Vec<(String, String, String)>
         |name: &str| name.starts_with("HIGHWATER_") || crate::export::otlp::settings::is_standard_variable(name);
     let environment = environment.filter(|(name, _)| is_ours(name)).collect();
     SettingLayers { file, environment, flags }
-}
-
-/// The default settings with only these changes: neither a file nor the environment is read.
-pub(super) fn settings_of(set: &[(String, String)]) -> anyhow::Result<Settings> {
-    let flags = set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))).collect();
-    Ok(load(&SettingLayers { file: None, environment: Default::default(), flags })?)
 }
 
 /// The settings, for `serve --help`.

@@ -1,6 +1,6 @@
 //! `record`: records this node's GPUs until a signal, or for a time. `run` shares its flags.
 
-use super::common::{Misuse, duration, key_value, layers, settings_of};
+use super::common::{Misuse, duration, key_value, layers};
 use super::serve::{Signals, drive, until_ended};
 use super::terminal;
 use crate::capture::Ended;
@@ -11,6 +11,7 @@ use clap::Args;
 use highwater_analysis::report;
 use highwater_core::source::provenance;
 use highwater_engine::files::OwnFolder;
+use highwater_engine::offline;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -174,7 +175,7 @@ pub(super) fn end(recording: Recording, name: &Path) -> anyhow::Result<()> {
 
 /// Prints what a finished recording shows.
 pub(super) fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
-    let shown = report::Report::open(path, report::Room::of(1), &(&settings_of(&[])?).into());
+    let shown = report::Report::open(path, report::Room::of(1), &offline::Settings::default());
     let shown = shown.with_context(|| format!("{}: cannot be read again", name.display()))?;
     #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
     let seconds = shown.duration_ns() as f64 / 1e9;

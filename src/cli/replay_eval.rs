@@ -3,9 +3,8 @@
 //! Enters: folders with a recording and its `truth.json`. Leaves: precision, recall and delay of each kind of finding,
 //! as a table or JSON. It shows the effect of a changed threshold (`--set detect.…`).
 
-use super::common::settings_of;
 use super::terminal;
-use crate::config::Settings;
+use crate::config::{SettingLayers, Settings, load};
 use anyhow::{Context as _, bail};
 use highwater_analysis::replay;
 use highwater_core::detect::evaluate::{Score, Truth, score};
@@ -217,4 +216,10 @@ fn row(recording: &str, kind: &str, score: &Score) -> [String; 10] {
         middle,
         most,
     ]
+}
+
+/// The default settings with only these changes: neither a file nor the environment is read.
+fn settings_of(set: &[(String, String)]) -> anyhow::Result<Settings> {
+    let flags = set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))).collect();
+    Ok(load(&SettingLayers { file: None, environment: Default::default(), flags })?)
 }

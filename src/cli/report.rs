@@ -1,6 +1,6 @@
 //! `report`: what recordings show, on a terminal, as JSON, or as a page; and whether they exceed a bound.
 
-use super::common::{MISUSED, Misuse, settings_of};
+use super::common::{MISUSED, Misuse};
 use super::terminal;
 use anyhow::Context as _;
 use clap::Args;
@@ -9,6 +9,7 @@ use highwater_analysis::report::{
     Comparison, Condition, Report, Room, Traced, comparison_of_ranks, json, page, picture, ranks, summary,
 };
 use highwater_engine::files::read_at_most;
+use highwater_engine::offline;
 use highwater_engine::recording::printable;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,7 @@ impl ReportCommand {
         for (output, begin) in [(&self.output, PAGE), (&self.png, PNG)] {
             output.iter().try_for_each(|output| may_be_replaced(output, begin))?;
         }
-        let settings = (&settings_of(&[])?).into();
+        let settings = offline::Settings::default();
         let (mut reports, mut collectives) = (Vec::with_capacity(self.files.len()), 0);
         for (nth, file) in self.files.iter().enumerate() {
             let mib = std::fs::metadata(file).map_or(0, |found| found.len() >> 20);

@@ -11,7 +11,7 @@ use highwater_core::jobs::{Event, JobId, Limits, Sender};
 use highwater_core::scope::Scope;
 use highwater_core::shares::Given;
 use highwater_core::source::Source;
-use highwater_engine::intake::{EventLog, Intake, LogLimits, due};
+use highwater_engine::intake::{Intake, LogLimits, due};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
@@ -116,17 +116,6 @@ fn play(acts: &[Act]) -> Outcome {
     outcome(&intake, &detect, refused, signs, clock.now_ns())
 }
 
-/// Every event that the log keeps.
-fn events_of(log: &EventLog) -> Vec<Event> {
-    let (until, mut next, mut events) = (log.extent(0).next, 0, Vec::new());
-    while next < until {
-        let taken = log.take(next..until, &mut Given::default(), usize::MAX);
-        next = taken.next;
-        events.extend(taken.into_events().map(|(_, event)| event));
-    }
-    events
-}
-
 fn outcome(
     intake: &Intake,
     detect: &Detect,
@@ -135,7 +124,8 @@ fn outcome(
     now_ns: i64,
 ) -> Outcome {
     let honest = |event: &Event| event.scope.as_ref().is_some_and(is_own);
-    let kept = events_of(intake.log());
+    let (log, mut given) = (intake.log(), Given::default());
+    let kept = log.read(log.extent(0), &mut given, usize::MAX).map(|(_, event)| event);
     let ended = intake.ledger().ended().phases.since(0).0;
     let ended = ended.iter().filter(|one| is_own(one.ended.job.scope())).map(|one| {
         let (open, peaks) = (&one.ended.open, one.gpus.iter().map(|gpu| gpu.peak_bytes).collect());
@@ -155,7 +145,7 @@ fn outcome(
     let ranks = jobs.ranks().filter(|(job, _, _)| is_own(job.scope()));
     Outcome {
         refused,
-        events: kept.into_iter().filter(honest).collect(),
+        events: kept.filter(honest).collect(),
         ended: ended.collect(),
         signs,
         findings,

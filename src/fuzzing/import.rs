@@ -4,10 +4,10 @@ use super::folder::Folder;
 use super::parts;
 use super::recording::show;
 use super::replay::play;
-use crate::config::{SettingLayers, Settings, load};
 use highwater_analysis::replay;
 use highwater_analysis::report::{Report, Room};
 use highwater_core::fuzzing::Numbers;
+use highwater_engine::offline::Settings;
 use highwater_engine::recording::Options;
 use rusqlite::Connection;
 use rusqlite::types::Value;
@@ -25,7 +25,7 @@ const MOST_ROWS: usize = 32;
 /// Imports a file. If the first byte is 0 or 1, the parts of the input are rows of one of the tables; otherwise the rest
 /// of the input is a text file.
 pub fn import(data: &[u8]) {
-    thread_local!(static BEGUN: (Folder, Settings) = begun());
+    thread_local!(static BEGUN: (Folder, Settings) = (Folder::make("import").expect("a folder for temporary files"), Settings::default()));
     let Some((kind, data)) = data.split_first() else { return };
     BEGUN.with(|(folder, settings)| {
         let path = folder.file("it");
@@ -37,16 +37,10 @@ pub fn import(data: &[u8]) {
         if let Ok(replay) = replay::open(&path, Options { shift_to_now: None }) {
             play(&replay);
         }
-        if let Ok(report) = Report::open(&path, Room::of(2), &settings.into()) {
+        if let Ok(report) = Report::open(&path, Room::of(2), settings) {
             show(&report);
         }
     });
-}
-
-fn begun() -> (Folder, Settings) {
-    let folder = Folder::make("import").expect("a folder for temporary files");
-    let layers = SettingLayers { file: None, environment: Default::default(), flags: Vec::new() };
-    (folder, load(&layers).expect("the defaults are good"))
 }
 
 fn insert(path: &Path, table: &str, data: &[u8]) {

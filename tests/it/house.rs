@@ -195,8 +195,8 @@ fn defined(code: &str) -> BTreeSet<String> {
 fn uses(code: &str, child: &str) -> bool {
     let passed_on = |statement: &&str| statement.trim_start().starts_with("pub") && statement.contains("use ");
     let name = format!("{child}::");
-    let own = code.split(';').filter(|statement| !passed_on(statement));
-    own.into_iter().any(|statement| {
+    let mut own = code.split(';').filter(|statement| !passed_on(statement));
+    own.any(|statement| {
         statement.match_indices(&name).any(|(at, _)| {
             let before = statement[..at].chars().next_back();
             before.is_none_or(|before| !(before.is_alphanumeric() || before == '_' || before == ':'))

@@ -1,4 +1,4 @@
-//! What is known of a rank's phases and layers together: durations, and the memory of those that ended.
+//! Statistics of a rank's phases and layers: durations, and the memory of those that ended.
 
 use super::memory::{Attributed, PhaseMemory};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};

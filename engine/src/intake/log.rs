@@ -83,21 +83,23 @@ struct Block {
     bytes: Arc<Vec<u8>>,
 }
 
-/// How far a reader that continues somewhere can read.
+/// The events that there are for a reader at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// The number of the next event.
+    /// The number of the first that it has not read.
+    pub from: u64,
+    /// The number of the next event: where to continue.
     pub next: u64,
-    /// How many of those up to it are kept.
+    /// How many of those between are kept.
     pub kept: u64,
 }
 
-/// Kept events.
-#[derive(Debug, Default)]
-pub struct Taken {
+/// Kept events that a reader took.
+#[derive(Debug)]
+struct Taken {
     owners: Vec<Own>,
-    /// The number after the last of them, kept or not: where to continue.
-    pub next: u64,
+    /// The number after the last of them, kept or not.
+    next: u64,
 }
 
 /// Those of one owner.
@@ -160,13 +162,24 @@ impl EventLog {
     pub fn extent(&self, from: u64) -> Extent {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = inner.kept.each_of().map(|(_, own)| Own::of(own, &(from..inner.count)).count()).sum();
-        Extent { next: inner.count, kept }
+        Extent { from, next: inner.count, kept }
     }
 
-    /// The first of the kept events with these numbers, as they are kept, for one reader that takes `most_bytes` in all so far:
-    /// about a mebibyte at a time. Of an owner with more than its share, the newest are left out.
-    #[must_use]
-    pub fn take(&self, numbers: Range<u64>, given: &mut Given, most_bytes: usize) -> Taken {
+    /// The kept events of an extent, each with its number, for one reader that takes `most_bytes` in all so far. They are in the
+    /// order of their numbers within each owner and, roughly, among owners. Of an owner with more than its share, the newest are
+    /// left out. While it reads, the reader holds about a mebibyte of them.
+    pub fn read(&self, extent: Extent, given: &mut Given, most_bytes: usize) -> impl Iterator<Item = (u64, Event)> {
+        let mut next = extent.from;
+        let taken = std::iter::from_fn(move || {
+            let taken = (next < extent.next).then(|| self.take(next..extent.next, given, most_bytes))?;
+            next = taken.next;
+            Some(taken)
+        });
+        taken.flat_map(|taken| taken.owners.into_iter().flat_map(Own::into_events))
+    }
+
+    /// The first of the kept events with these numbers, as they are kept.
+    fn take(&self, numbers: Range<u64>, given: &mut Given, most_bytes: usize) -> Taken {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let numbers = numbers.start.min(inner.count)..numbers.end.min(inner.count);
         let numbers = numbers.start..inner.first_of(&numbers, TAKEN_BYTES);
@@ -370,13 +383,6 @@ impl Own {
     }
 }
 
-impl Taken {
-    /// Each event with its number: of each owner in the order in which they were taken.
-    pub fn into_events(self) -> impl Iterator<Item = (u64, Event)> {
-        self.owners.into_iter().flat_map(Own::into_events)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -406,7 +412,7 @@ mod tests {
     }
 
     fn numbers(taken: Taken) -> Vec<i64> {
-        taken.into_events().map(|(_, event)| event.at_ns).collect()
+        taken.owners.into_iter().flat_map(Own::into_events).map(|(_, event)| event.at_ns).collect()
     }
 
     fn user(accounts: &Accounts, uid: u32) -> Arc<Account> {
@@ -419,14 +425,8 @@ mod tests {
 
     /// All from a number on, for a reader that gets at most `most_bytes`, and how far it could read.
     fn read(log: &EventLog, from: u64, given: &mut Given, most_bytes: usize) -> (Vec<i64>, Extent) {
-        let (extent, mut next, mut read) = (log.extent(from), from, Vec::new());
-        while next < extent.next {
-            let taken = log.take(next..extent.next, given, most_bytes);
-            assert!((next + 1..=extent.next).contains(&taken.next), "it goes on, and ends");
-            next = taken.next;
-            read.extend(numbers(taken));
-        }
-        (read, extent)
+        let extent = log.extent(from);
+        (log.read(extent, given, most_bytes).map(|(_, event)| event.at_ns).collect(), extent)
     }
 
     fn since(log: &EventLog, from: u64) -> (Vec<i64>, Extent) {
@@ -439,10 +439,10 @@ mod tests {
         (0..3_000).for_each(|n| note(&log, &one, n));
         let (first, extent) = since(&log, 0);
         assert_eq!(first, (0..3_000).collect::<Vec<_>>());
-        assert_eq!((extent, log.whole_from_ns()), (Extent { next: 3_000, kept: 3_000 }, None));
+        assert_eq!((extent, log.whole_from_ns()), (Extent { from: 0, next: 3_000, kept: 3_000 }, None));
         note(&log, &one, 3_000);
-        assert_eq!(since(&log, 3_000), (vec![3_000], Extent { next: 3_001, kept: 1 }));
-        assert_eq!(since(&log, 3_001), (vec![], Extent { next: 3_001, kept: 0 }));
+        assert_eq!(since(&log, 3_000), (vec![3_000], Extent { from: 3_000, next: 3_001, kept: 1 }));
+        assert_eq!(since(&log, 3_001), (vec![], Extent { from: 3_001, next: 3_001, kept: 0 }));
     }
 
     #[test]
@@ -466,6 +466,7 @@ mod tests {
             let taken = log.take(next..80_000, &mut Given::default(), usize::MAX);
             let bytes: usize = taken.owners.iter().flat_map(|own| &own.blocks).map(|block| block.bytes.len()).sum();
             assert!(bytes <= TAKEN_BYTES + users.len() * (BLOCK_BYTES + EVENT_BYTES), "{bytes}");
+            assert!((next + 1..=80_000).contains(&taken.next), "it goes on, and ends");
             let until = i64::try_from(taken.next).expect("few");
             next = taken.next;
             let mut numbers = numbers(taken);
@@ -486,7 +487,7 @@ mod tests {
             assert!(log.bytes() <= limits.bytes, "{}", log.bytes());
         });
         let (kept, extent) = since(&log, 0);
-        assert_eq!(extent, Extent { next: 50_000, kept: kept.len() as u64 });
+        assert_eq!(extent, Extent { from: 0, next: 50_000, kept: kept.len() as u64 });
         assert_eq!(kept.first().copied(), log.whole_from_ns());
         assert_eq!(kept.last(), Some(&49_999));
         assert!(kept.len() > 3_000, "{}", kept.len());
@@ -550,7 +551,7 @@ mod tests {
         let taken = take(usize::MAX);
         fill();
         assert!(log.bytes() <= BYTES + BLOCK_BYTES && blocks() <= 2 * BLOCK_BYTES, "{} {}", log.bytes(), blocks());
-        let mut events = taken.into_events();
+        let mut events = taken.owners.into_iter().flat_map(Own::into_events);
         assert!(events.by_ref().take(4_000).count() == 4_000 && log.bytes() < BYTES * 3 / 4, "{}", log.bytes());
         drop(events);
         fill();
@@ -559,7 +560,7 @@ mod tests {
         let little = take(1_000);
         fill();
         assert!(blocks() >= kept - 2 * BLOCK_BYTES, "{}", blocks());
-        assert!((1..100).contains(&little.into_events().count()));
+        assert!((1..100).contains(&numbers(little).len()));
         let taken = take(usize::MAX);
         log.clear(1);
         assert!(log.bytes() > BYTES / 2);
@@ -584,11 +585,11 @@ mod tests {
     fn a_log_of_no_bytes_keeps_nothing_and_one_that_is_cleared_says_so() {
         let (none, one) = (EventLog::default(), Account::alone());
         note(&none, &one, 1);
-        assert_eq!(since(&none, 0), (vec![], Extent { next: 0, kept: 0 }));
+        assert_eq!(since(&none, 0), (vec![], Extent { from: 0, next: 0, kept: 0 }));
         let log = EventLog::new(LogLimits { keep_ns: SECOND_NS, bytes: 1 << 20 });
         (0..10).for_each(|n| note(&log, &one, n));
         log.clear(7);
-        assert_eq!((since(&log, 0), log.whole_from_ns()), ((vec![], Extent { next: 10, kept: 0 }), Some(8)));
+        assert_eq!((since(&log, 0), log.whole_from_ns()), ((vec![], Extent { from: 0, next: 10, kept: 0 }), Some(8)));
         note(&log, &one, 10);
         assert_eq!(since(&log, 0).0, [10]);
     }

@@ -20,7 +20,7 @@ mod unlinked;
 
 pub use answer::{Answer, Refused};
 pub use batch::{Batch, MOST_BATCHED_BYTES};
-pub use log::{EventLog, Extent, LogLimits, Taken};
+pub use log::{EventLog, Extent, LogLimits};
 pub use speak::{due, speak};
 
 use crate::place::{Kubelet, LookupOutcome, Peer, Peers, Places};
