@@ -1,8 +1,8 @@
 //! Wires the whole daemon: source ▶ lanes ▶ rings ▶ join ◀ annotations, with HTTP over all of it.
 //!
-//! Enters: settings. Leaves: a running daemon, until it is stopped. Every thread and every channel starts here, those
-//! that read a source in `live`. One exception: the fast lane's watchdog starts a replacement for a thread that hangs
-//! in the driver.
+//! Enters: settings. Leaves: a running daemon, until it is stopped. Threads and channels start here, and in `live` those that
+//! read a source. Exceptions: the sampler replaces a thread that hangs in the driver, and gives a GPU whose calls take long a
+//! thread of its own; the intake starts another `hw-peer` if one hangs; opening NVML starts `hw-open` threads.
 
 mod finding_log;
 #[cfg(test)]
@@ -127,6 +127,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     threads.push(reader);
 
     let servers = listeners.serve(&site, &mut threads)?;
+    tokio::spawn(heap::give_back_until(Arc::clone(&stop)));
     Ok(Daemon { address, is_tls, site, stop, threads, sockets, servers, stop_otlp, reading })
 }
 
@@ -161,8 +162,8 @@ fn known(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> Known {
     Known { slot, ledger: Arc::clone(intake.ledger()), findings: Arc::new(Detect::new(settings.detect.clone())), clock }
 }
 
-/// Starts the thread that asks the kubelet, if it is to be asked. Its answers are about the present, whatever is played
-/// back.
+/// Starts the thread that asks the kubelet, if its socket is set. It uses the live clock even in a replay, because the
+/// kubelet's answers are about the present.
 fn ask_kubelet(
     kubelet: Option<Arc<Kubelet>>,
     live: &Arc<dyn Clock>,
@@ -187,7 +188,7 @@ fn parts(
         Arc::clone(intake) as _,
         Arc::new(recorder.clone()),
         Arc::clone(&listeners.gate.stats) as _,
-        Arc::new(heap::InTheMaking),
+        Arc::new(heap::Parts),
     ];
     parts.extend(otlp.map(|stats| Arc::clone(stats) as _));
     parts
@@ -213,7 +214,7 @@ impl Daemon {
         }
     }
 
-    /// Wakes the threads that wait for long, so that they notice the stop; the lanes poll for it.
+    /// Wakes the threads whose wait may be long, so that they notice the stop. `hw-source` then wakes the lanes.
     fn wake(&self) {
         self.site.intake.end_readers();
         self.threads.iter().for_each(|handle| handle.thread().unpark());
@@ -320,8 +321,8 @@ pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
-/// Attributes of the resource of what is no reading of GPUs now, so that every point and span says so. `replayed`
-/// describes the recording that is replayed.
+/// Resource attributes that mark every point and span of a simulation or a replay; none for NVML. `replayed` describes the
+/// recording that is replayed.
 fn source_attributes(source: &SourceSpec, replayed: Option<String>) -> Vec<(String, String)> {
     let description = match source {
         SourceSpec::Nvml => return Vec::new(),
@@ -380,7 +381,7 @@ impl Shared {
         self.known.slot.fill(Arc::clone(node));
     }
 
-    /// Joins, looks for causes, and logs them.
+    /// Runs the join and the detectors, passes new findings to the recorder, and logs them.
     fn join(&self, node: &Node, log: &mut FindingLog, now_ns: i64) {
         self.intake.advance();
         let change = self.known.advance(node, now_ns);

@@ -1,20 +1,24 @@
-//! The heap of the process: it is kept small, and given back; and what is being made of it is counted.
+//! Keeps the heap of the process small, returns its free pages to the kernel, and counts the memory of work in progress.
 //!
-//! What is freed below something that is still in use stays resident. Long answers, captures and findings come in bursts, so that
-//! after an hour of many users a third of the daemon's memory was free pages.
+//! The C library returns only the end of its heap: pages freed below memory that is still in use stay resident. Long answers,
+//! captures and findings come in bursts, and after an hour of many users a third of the daemon's memory was free pages.
 
 use crate::metrics::{Collect, Families, Part};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::sync::Arc;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often free pages are given back. It takes up to some milliseconds, in which no other thread can allocate; the fast lane
-/// does not.
+/// How often free pages are returned to the kernel. For up to some milliseconds, no other thread can allocate meanwhile.
+/// The fast lane is not delayed: it allocates nothing while readings succeed.
 const PERIOD: Duration = Duration::from_secs(10);
-/// If the peak memory of something that was made exceeds what is left of it by at least `MUCH` bytes, free pages are given
-/// back at the next look.
+/// How often to check whether that is due.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+/// If work in progress freed at least this many bytes between its peak and its end, free pages are returned at the next check.
 const MUCH: isize = 2 << 20;
 
 /// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full is never
@@ -29,13 +33,23 @@ pub fn keep_small() {
     }
 }
 
-/// Gives free pages back now and then.
+/// Gives free pages back now and then, until `stop` is set.
+pub async fn give_back_until(stop: Arc<AtomicBool>) {
+    let (mut returns, mut looks) = (Returns::default(), tokio::time::interval(LOOK_PERIOD));
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while !stop.load(Ordering::Relaxed) {
+        looks.tick().await;
+        returns.look();
+    }
+}
+
+/// When free pages were given back last.
 #[derive(Debug, Default)]
-pub struct Returns(Option<Instant>);
+struct Returns(Option<Instant>);
 
 impl Returns {
     /// Gives them back, if that is due.
-    pub fn look(&mut self) {
+    fn look(&mut self) {
         let much = MUCH_WAS_FREED.swap(false, Ordering::Relaxed);
         if much || self.0.is_none_or(|last| last.elapsed() >= PERIOD) {
             self.0 = Some(Instant::now());
@@ -52,13 +66,13 @@ fn give_back() {
     }
 }
 
-/// Bytes that threads have allocated for what they are [making].
+/// Bytes that work inside [`making`] has allocated and not freed, over all threads.
 static IN_THE_MAKING: AtomicUsize = AtomicUsize::new(0);
-/// Whether much of it was freed since free pages were given back.
+/// Whether work has freed [`MUCH`] bytes since free pages were returned.
 static MUCH_WAS_FREED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Those of this thread; `None` if it makes nothing.
+    /// The bytes of this thread's work in progress; `None` outside of [`making`].
     static MADE: Cell<Option<Made>> = const { Cell::new(None) };
 }
 
@@ -69,8 +83,8 @@ struct Made {
     highest: isize,
 }
 
-/// Does work on this thread. Until it returns, what it allocates and has not freed is counted as being made: an answer, an
-/// exposition, the page of a capture. The result is not counted any more, as its owner has a part of its own.
+/// Runs `work`. Until it returns, the memory that it holds counts as work in progress: an answer, an exposition, the page of
+/// a capture. Afterwards, the part of the daemon that owns the result counts it.
 pub fn making<T>(work: impl FnOnce() -> T) -> T {
     let _making = Making { outer: MADE.replace(Some(Made::default())), thread: PhantomData };
     work()
@@ -139,15 +153,45 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What is being made, as a part of the daemon's memory.
-#[derive(Debug)]
-pub struct InTheMaking;
+/// Bytes of the heap that are resident and not in use; `None` if they are not known.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn free_bytes() -> Option<usize> {
+    // It does not move.
+    static BEGIN: LazyLock<Option<usize>> = LazyLock::new(|| {
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        let heap = maps.lines().find(|line| line.ends_with("[heap]"))?;
+        usize::from_str_radix(heap.split('-').next()?, 16).ok()
+    });
+    let (begin, page) = ((*BEGIN)?, rustix::param::page_size());
+    // SAFETY: it moves nothing.
+    let end = unsafe { libc::sbrk(0) } as usize;
+    let mut pages = vec![0_u8; end.checked_sub(begin)?.div_ceil(page)];
+    // SAFETY: the kernel writes a byte for each page of these addresses, and reads nothing there.
+    let is_known = unsafe { libc::mincore(begin as *mut libc::c_void, end - begin, pages.as_mut_ptr()) } == 0;
+    // SAFETY: it may be called at any time by any thread. Not `mallinfo2`, which old systems lack: the heap has less than 4 GiB.
+    let used = unsafe { libc::mallinfo() }.uordblks.cast_unsigned() as usize;
+    let resident = page * pages.iter().filter(|page| **page & 1 == 1).count();
+    is_known.then(|| resident.saturating_sub(used))
+}
 
-impl Collect for InTheMaking {
+/// As above, where the allocator does not say.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn free_bytes() -> Option<usize> {
+    None
+}
+
+/// What is being made, and what is free, as parts of the daemon's memory.
+#[derive(Debug)]
+pub struct Parts;
+
+impl Collect for Parts {
     fn collect(&self, out: &mut Families) {
         // More may have been freed than was allocated.
-        let bytes = IN_THE_MAKING.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned();
-        out.memory(Part::Making, bytes);
+        let making = IN_THE_MAKING.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned();
+        out.memory(Part::Making, making);
+        if let Some(bytes) = free_bytes() {
+            out.memory(Part::Free, bytes);
+        }
     }
 }
 
@@ -176,27 +220,38 @@ mod tests {
             // In a process of its own: other tests would use what is freed.
             let this = std::env::current_exe().expect("a program");
             let name = "heap::tests::what_was_freed_between_what_is_kept_is_given_back";
+            let mut alone = std::process::Command::new(this);
+            // With one heap for all threads, as the daemon has.
             let ran =
-                std::process::Command::new(this).args(["--exact", name]).env(ALONE, "1").output().expect("it runs");
+                alone.args(["--exact", name]).env(ALONE, "1").env("MALLOC_ARENA_MAX", "1").output().expect("it runs");
             let said = String::from_utf8_lossy(&ran.stdout);
             assert!(ran.status.success() && said.contains("1 passed"), "{said}");
             return;
         }
-        let mut returns = Returns::default();
-        returns.look();
-        // 64 KiB each, and a little after each that stays.
-        let pieces: Vec<_> = (0..200).map(|n| (vec![n as u8; 64 << 10], Box::new(n))).collect();
+        let mut clock = tokio::runtime::Builder::new_current_thread();
+        let clock = clock.enable_time().start_paused(true).build().expect("a runtime");
+        let stop = Arc::new(AtomicBool::new(false));
+        let giving = clock.spawn(give_back_until(Arc::clone(&stop)));
+        let look = || clock.block_on(async { tokio::time::sleep(LOOK_PERIOD).await });
+        look();
+        // 64 KiB each, and a little after each that stays: too much for a gap that was there before.
+        let pieces: Vec<_> = (0..200).map(|n| (vec![n as u8; 64 << 10], vec![n as u8; 2 << 10])).collect();
         let addresses: Vec<_> = pieces.iter().map(|(piece, _)| piece.as_ptr() as usize).collect();
         let kept: Vec<_> = pieces.into_iter().map(|(_, kept)| kept).collect();
         assert!(in_memory(&addresses) > 150, "free pages stay");
-        returns.look();
+        let free = free_bytes().expect("known");
+        assert!((10 << 20..16 << 20).contains(&free), "200 of 64 KiB, but not what is in use: {free}");
+        look();
         assert!(in_memory(&addresses) > 150, "it is not due yet");
         making(|| drop(vec![0_u8; 1 << 20]));
-        returns.look();
+        look();
         assert!(in_memory(&addresses) > 150, "little was freed");
         making(|| drop(vec![0_u8; 3 << 20]));
-        returns.look();
+        look();
         assert!(in_memory(&addresses) < 50, "{}", in_memory(&addresses));
+        assert!(free_bytes().expect("known") < free / 3);
+        stop.store(true, Ordering::Relaxed);
+        clock.block_on(async { giving.await }).expect("it ends");
         assert_eq!(kept.len(), 200);
     }
 

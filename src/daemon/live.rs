@@ -6,7 +6,6 @@
 use super::finding_log::FindingLog;
 use super::{DRAIN, Shared, join_all, spawn};
 use crate::config::SourceSpec;
-use crate::heap::Returns;
 use crate::nvml::Opener;
 use crate::sim::{Scenario, Sim};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
@@ -23,8 +22,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A call at the opening may take this many times as long as one while GPUs are read: without persistence mode, the driver
-/// initializes a GPU in it.
+/// While NVML is opened, a call may take this many times `sampling.hang_after`: without persistence mode, the driver initializes
+/// the GPU in that call.
 const PATIENCES: u32 = 10;
 /// How often the join processes new readings.
 pub(super) const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
@@ -161,10 +160,8 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
     let mut lost_since_ns = None;
     let mut devices = DeviceWatch::new(node, shared.known.clock.now_ns());
-    let mut heap = Returns::default();
     while !shared.stopped() {
         shared.wait(LOSS_PERIOD_NS);
-        heap.look();
         let now_ns = shared.known.clock.now_ns();
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
@@ -212,7 +209,7 @@ impl DeviceWatch {
         }
         if now_ns >= self.next_ns && !node.gpus.iter().any(may_hang) {
             let (source, calls, (answer, asked)) = (Arc::clone(&node.source), Arc::clone(&node.calls), channel());
-            // Nobody listens if the node ended meanwhile. Where there is no thread to be had, it is tried again.
+            // Sending fails if the node ended meanwhile. If no thread can be started, the next call tries again.
             let check = move || {
                 let _ = answer.send(source.has_changed(&calls));
             };
@@ -288,7 +285,7 @@ impl Slower {
     }
 }
 
-/// Starts the thread that reads all physical GPUs, and says how one of them gets its own.
+/// Starts the thread that reads all physical GPUs, and sets the function that gives one of them its own thread.
 fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyhow::Result<()> {
     let (node, periods) = (Arc::clone(&lanes.node), shared.settings.periods());
     let begin_ns = node.clock.now_ns();
@@ -300,7 +297,7 @@ fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyh
     });
     let (apart, stop) = (Arc::clone(&lanes.apart), Arc::clone(&lanes.stop));
     let (of_one, weak) = (Arc::clone(&slower), Arc::downgrade(roll));
-    // It is asked again at each look of the watchdog.
+    // The watchdog calls the function at each look; an error is logged once, until a thread starts.
     let has_failed = AtomicBool::new(false);
     roll.units().on_parting(Box::new(move |number| {
         let Some(roll) = weak.upgrade() else { return false };

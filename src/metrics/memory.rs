@@ -48,7 +48,9 @@ pub(crate) enum Part {
     Findings,
     /// Connections over HTTP.
     Connections,
-    /// The heap at rest, stacks, and what the allocator keeps free.
+    /// Pages of the heap that the allocator keeps free.
+    Free,
+    /// The heap at rest, and stacks.
     Other,
 }
 
@@ -73,6 +75,7 @@ impl Part {
             Part::Making => "making",
             Part::Findings => "findings",
             Part::Connections => "connections",
+            Part::Free => "free",
             Part::Other => "other",
         }
     }
