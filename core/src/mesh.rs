@@ -14,6 +14,17 @@ const DATA_AXES: [&str; 7] = ["data", "ddp", "edp", "fsdp", "hsdp", "replicate",
 /// Axes along which the layers of a model are divided.
 const STAGE_AXES: [&str; 4] = ["pp", "pipe", "pipeline", "stage"];
 
+/// Why what a job sent is not a mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadMesh {
+    /// It has no axis, or too many.
+    #[error("has {0} axes, 1 to {MOST_AXES} are allowed")]
+    Axes(usize),
+    /// The name of an axis is empty, too long, or has other characters than `a` to `z`, digits and `_`.
+    #[error("an axis has a name of 1 to {MOST_NAME_BYTES} of the characters a to z, 0 to 9 and _")]
+    Name,
+}
+
 /// The coordinates of one rank, by axis.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mesh(Box<[(Box<str>, u32)]>);
@@ -22,18 +33,17 @@ impl Mesh {
     /// Checks what a job sent.
     ///
     /// # Errors
-    /// What is wrong with it, in words: too many axes, or a name that is empty, too long, or not of `a` to `z`, digits and
-    /// `_`.
-    pub fn checked(axes: BTreeMap<String, u32>) -> Result<Self, String> {
+    /// The number of axes, or a name.
+    pub fn checked(axes: BTreeMap<String, u32>) -> Result<Self, BadMesh> {
         if axes.is_empty() || axes.len() > MOST_AXES {
-            return Err(format!("has {} axes, 1 to {MOST_AXES} are allowed", axes.len()));
+            return Err(BadMesh::Axes(axes.len()));
         }
         let is_good = |name: &String| {
             let usual = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
             (1..=MOST_NAME_BYTES).contains(&name.len()) && name.bytes().all(usual)
         };
         if !axes.keys().all(is_good) {
-            return Err(format!("an axis has a name of 1 to {MOST_NAME_BYTES} of the characters a to z, 0 to 9 and _"));
+            return Err(BadMesh::Name);
         }
         Ok(Self(axes.into_iter().map(|(name, at)| (name.into_boxed_str(), at)).collect()))
     }
@@ -109,11 +119,11 @@ mod tests {
     fn axes_are_bounded_in_number_and_name() {
         let checked = |names: &[String]| Mesh::checked(names.iter().map(|name| (name.clone(), 0)).collect());
         let many = |count: usize| (0..count).map(|n| format!("a{n}")).collect::<Vec<_>>();
-        assert!(checked(&many(12)).is_ok() && checked(&many(13)).is_err() && checked(&[]).is_err());
-        assert!(checked(&["a".repeat(24)]).is_ok() && checked(&["a".repeat(25)]).is_err());
-        for name in ["", "PP", "p p", "ü"] {
-            assert!(checked(&[name.to_owned()]).is_err(), "{name}");
+        assert!(checked(&many(12)).is_ok() && checked(&["a".repeat(24)]).is_ok());
+        assert_eq!((checked(&many(13)), checked(&[])), (Err(BadMesh::Axes(13)), Err(BadMesh::Axes(0))));
+        for name in ["", "PP", "p p", "ü", &"a".repeat(25)] {
+            assert_eq!(checked(&[name.to_owned()]), Err(BadMesh::Name), "{name}");
         }
-        assert_eq!(checked(&[]).expect_err("empty"), "has 0 axes, 1 to 12 are allowed");
+        assert_eq!(BadMesh::Axes(0).to_string(), "has 0 axes, 1 to 12 are allowed");
     }
 }

@@ -4,7 +4,7 @@ use super::common::{MISUSED, Misuse};
 use super::terminal;
 use anyhow::Context as _;
 use clap::Args;
-use highwater_analysis::kineto::{MOST_EVENTS, Ranks};
+use highwater_analysis::kineto::{MOST_EVENTS, Ranks, RanksError};
 use highwater_analysis::report::{
     Comparison, Condition, Report, Room, Traced, comparison_of_ranks, json, page, picture, ranks, summary,
 };
@@ -112,7 +112,7 @@ impl ReportCommand {
     }
 }
 
-fn text(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&Result<Ranks, String>>) -> String {
+fn text(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&Result<Ranks, RanksError>>) -> String {
     let mut text = String::new();
     for report in reports {
         let (name, format) = (&report.name, report.origin.format);

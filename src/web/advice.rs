@@ -99,8 +99,8 @@ pub(super) async fn advice(
     Ok(site.answers.0.keep(answer).response(json::TYPE))
 }
 
-fn bad(problem: String) -> (StatusCode, String) {
-    (StatusCode::BAD_REQUEST, problem)
+fn bad(problem: impl ToString) -> (StatusCode, String) {
+    (StatusCode::BAD_REQUEST, problem.to_string())
 }
 
 /// A step that has its batch size and memory: when it began, that size, and its highest memory with the GPU's UUID.

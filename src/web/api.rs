@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{GpuState, Health};
-use highwater_core::jobs::{Gpus, Rank};
+use highwater_core::jobs::{Gpus, Rank, UnknownGpu};
 use highwater_core::ring::{QueryError, Reader};
 use highwater_core::source::{Skipped, provenance};
 use highwater_core::wire;
@@ -144,7 +144,7 @@ pub(super) async fn memory(
     let Query(query) = query.map_err(bad_query)?;
     let node = node(&site)?;
     let devices: Vec<_> = node.gpus.iter().map(|gpu| gpu.device.clone()).collect();
-    let unknown = |name| Problem::new(StatusCode::NOT_FOUND, format!("no GPU `{name}` on this node"));
+    let unknown = |unknown: UnknownGpu| Problem::new(StatusCode::NOT_FOUND, unknown.to_string());
     let position = Gpus::new(&devices).resolve(&wire::GpuList::One(wire::Gpu::Name(gpu))).map_err(unknown)?[0];
     let (ring, state) = (&node.rings[position], &node.gpus[position]);
     let shift_ns = node.clock.unix_shift_ns();

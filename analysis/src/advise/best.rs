@@ -3,7 +3,7 @@
 //! Enters: profiles, record by record. Leaves: the one of the job and the rank that were named, or the one with the most
 //! activations. Invariant: at most two profiles are in memory.
 
-use super::layers::StepLayers;
+use super::layers::{LayersError, StepLayers};
 use highwater_core::wire;
 
 /// Whose layers are meant. What is `None` is not said.
@@ -30,6 +30,18 @@ pub(super) struct Best {
 /// How many others a message lists.
 const MOST_LISTED: usize = 8;
 
+/// Why a file has no profile that can be chosen.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoProfile {
+    #[error(
+        "it has no layer profile: neither a recording with one, nor an object with `traces` of FairScale or `profiles` of \
+         /api/v1/jobs/JOB/layers"
+    )]
+    None,
+    #[error("it has no layers of {meant}, but of {others}")]
+    OnlyOthers { meant: String, others: String },
+}
+
 impl Best {
     pub fn new(choice: ProfileChoice) -> Self {
         Self { choice, job: None, begun: StepLayers::default(), best: None, profiles: 0, others: Vec::new() }
@@ -41,7 +53,7 @@ impl Best {
     }
 
     /// Adds a record to it; an error says why it cannot be.
-    pub fn add(&mut self, name: &str, allocated: Option<u64>, layer: &wire::Layer) -> Result<(), String> {
+    pub fn add(&mut self, name: &str, allocated: Option<u64>, layer: &wire::Layer) -> Result<(), LayersError> {
         self.begun.add(name, allocated, layer)
     }
 
@@ -62,14 +74,12 @@ impl Best {
         }
     }
 
-    /// That profile, and how many there are; an error says which others there are.
-    pub fn finish(self) -> Result<(StepLayers, usize), String> {
+    /// That profile, and how many there are; an error has those of others.
+    pub fn finish(self) -> Result<(StepLayers, usize), NoProfile> {
         let meant = StepLayers::of(self.choice.job, self.choice.rank, None);
         self.best.map(|best| (best, self.profiles)).ok_or_else(|| match self.others.as_slice() {
-            [] => "it has no layer profile: neither a recording with one, nor an object with `traces` of FairScale or \
-                   `profiles` of /api/v1/jobs/JOB/layers"
-                .to_owned(),
-            others => format!("it has no layers of {}, but of {}", meant.whose(), others.join("; ")),
+            [] => NoProfile::None,
+            others => NoProfile::OnlyOthers { meant: meant.whose(), others: others.join("; ") },
         })
     }
 }

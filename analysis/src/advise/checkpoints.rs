@@ -63,24 +63,45 @@ pub struct CheckpointSegment {
     pub activation_bytes: u64,
 }
 
+/// Why no checkpoints can be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CheckpointsError {
+    /// No layer ran forward.
+    #[error("there is no layer that ran forward")]
+    NoLayer,
+    /// This number of layers ran forward.
+    #[error("the activations of none of the {0} layers are known")]
+    UnknownActivations(usize),
+    /// All layers are left out.
+    #[error("{skipped} layers are to be left out, and there are {layers}")]
+    AllSkipped {
+        /// How many are to be left out.
+        skipped: usize,
+        /// How many there are.
+        layers: usize,
+    },
+    /// No GPU has as much.
+    #[error("the layers' activations add up to more than 2^64 bytes")]
+    TooLarge,
+}
+
 /// Where to place at most `most` checkpoints, the first `skipped` layers left out.
 ///
 /// # Errors
-/// Nothing is known of any layer's activations, or their sizes cannot be; says why.
-pub fn checkpoints(of: &StepLayers, most: usize, skipped: usize) -> Result<Checkpoints, String> {
+/// Nothing is known of any layer's activations, or their sizes cannot be.
+pub fn checkpoints(of: &StepLayers, most: usize, skipped: usize) -> Result<Checkpoints, CheckpointsError> {
     let all = &of.layers;
     if all.is_empty() {
         return Err(match of.unknown {
-            0 => "there is no layer that ran forward".to_owned(),
-            unknown => format!("the activations of none of the {unknown} layers are known"),
+            0 => CheckpointsError::NoLayer,
+            unknown => CheckpointsError::UnknownActivations(unknown),
         });
     }
     let Some((left_out, divided)) = all.split_at_checked(skipped).filter(|(_, divided)| !divided.is_empty()) else {
-        return Err(format!("{skipped} layers are to be left out, and there are {}", all.len()));
+        return Err(CheckpointsError::AllSkipped { skipped, layers: all.len() });
     };
     let sizes: Vec<u64> = divided.iter().map(|layer| layer.activations).collect();
-    let too_much = || "the layers' activations add up to more than 2^64 bytes".to_owned();
-    let found = partition(&sizes, most).ok_or_else(too_much)?;
+    let found = partition(&sizes, most).ok_or(CheckpointsError::TooLarge)?;
     let begins: Vec<usize> = [0].into_iter().chain(found.cuts.iter().copied()).collect();
     let ends = found.cuts.iter().copied().chain([divided.len()]);
     let parts: Vec<&[Layer]> = begins.iter().zip(ends).map(|(begin, end)| &divided[*begin..end]).collect();
@@ -249,12 +270,15 @@ mod tests {
         assert_eq!((advice.max_memory, advice.layers, advice.skipped_layers), (8, 3, 1));
         assert_eq!(advice.split_modules, ["l2", "l3"]);
         assert_eq!((advice.activation_bytes, advice.predicted_peak_bytes), (124, Some(1_124)));
+        let mut unknown = layers(&[], 0);
+        unknown.unknown = 3;
         for (of, skipped, problem) in [
-            (&of, 4, "4 layers are to be left out, and there are 4"),
-            (&StepLayers::default(), 0, "there is no layer that ran forward"),
-            (&layers(&[u64::MAX, 1], 0), 0, "the layers' activations add up to more than 2^64 bytes"),
+            (&of, 4, CheckpointsError::AllSkipped { skipped: 4, layers: 4 }),
+            (&StepLayers::default(), 0, CheckpointsError::NoLayer),
+            (&unknown, 0, CheckpointsError::UnknownActivations(3)),
+            (&layers(&[u64::MAX, 1], 0), 0, CheckpointsError::TooLarge),
         ] {
-            assert_eq!(checkpoints(of, 1, skipped).expect_err("no advice"), problem);
+            assert_eq!(checkpoints(of, 1, skipped).err(), Some(problem));
         }
         let none = checkpoints(&of, 0, 0).expect("advice");
         assert_eq!((none.max_memory, none.split_modules.len(), none.recomputed_seconds), (124, 0, Some(0.0)));

@@ -6,7 +6,7 @@
 
 use super::answer;
 use super::best::{Best, ProfileChoice};
-use super::layers::StepLayers;
+use super::layers::{LayersError, StepLayers};
 use crate::formats::FileFormat;
 use crate::import::{fairscale, json_of};
 use highwater_core::source::OpenError;
@@ -46,7 +46,7 @@ fn recorded(path: &Path, best: &mut Best) -> Result<(), OpenError> {
         }
         let added = match record {
             Some(record) => best.add(&record.name, record.allocated, &record.layer),
-            None => Err("its layer profiles have too many records".to_owned()),
+            None => Err(LayersError::TooManyRecords),
         };
         problem = problem.take().or(added.err());
     })?;

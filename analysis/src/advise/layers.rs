@@ -53,6 +53,20 @@ pub struct StepLayers {
     after: Option<u64>,
 }
 
+/// Why a layer cannot be one of a step's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LayersError {
+    /// Its name has this number of bytes.
+    #[error("the name of a layer has {0} bytes, and may have {LONGEST_NAME}")]
+    NameTooLong(usize),
+    /// There are too many layers.
+    #[error("it has more than {MOST_LAYERS} layers, or {MOST_NAME_BYTES} bytes of their names")]
+    TooManyLayers,
+    /// There are too many records.
+    #[error("its layer profiles have too many records")]
+    TooManyRecords,
+}
+
 impl StepLayers {
     /// Of one rank.
     #[must_use]
@@ -63,8 +77,8 @@ impl StepLayers {
     /// Adds what a layer did in one pass, in the order in which the layers ran, and what was in live tensors after it, bytes.
     ///
     /// # Errors
-    /// There are too many layers; says how many there may be.
-    pub fn add(&mut self, name: &str, allocated: Option<u64>, layer: &wire::Layer) -> Result<(), String> {
+    /// There are too many layers, or the name is too long.
+    pub fn add(&mut self, name: &str, allocated: Option<u64>, layer: &wire::Layer) -> Result<(), LayersError> {
         self.highest = self.highest.max(allocated);
         if layer.direction != Direction::Forward {
             return Ok(());
@@ -81,10 +95,10 @@ impl StepLayers {
             return Ok(());
         }
         if name.len() > LONGEST_NAME {
-            return Err(format!("the name of a layer has {} bytes, and may have {LONGEST_NAME}", name.len()));
+            return Err(LayersError::NameTooLong(name.len()));
         }
         if self.names.len() >= MOST_LAYERS || self.name_bytes + name.len() > MOST_NAME_BYTES {
-            return Err(format!("it has more than {MOST_LAYERS} layers, or {MOST_NAME_BYTES} bytes of their names"));
+            return Err(LayersError::TooManyLayers);
         }
         self.name_bytes += name.len();
         self.names.insert(name.to_owned());
@@ -163,9 +177,10 @@ mod tests {
             layers.add(&nth.to_string(), None, &forward(Some(1))).expect("room");
         }
         layers.add("7", None, &forward(Some(1))).expect("known");
-        let error = layers.add("more", None, &forward(Some(1))).expect_err("one too many");
-        assert!(error.contains("65536 layers"), "{error}");
+        assert_eq!(layers.add("more", None, &forward(Some(1))), Err(LayersError::TooManyLayers));
+        assert!(LayersError::TooManyLayers.to_string().contains("65536 layers"));
         let long = "x".repeat(LONGEST_NAME + 1);
-        assert!(StepLayers::default().add(&long, None, &forward(Some(1))).is_err());
+        let refused = StepLayers::default().add(&long, None, &forward(Some(1)));
+        assert_eq!(refused, Err(LayersError::NameTooLong(LONGEST_NAME + 1)));
     }
 }

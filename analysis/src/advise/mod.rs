@@ -15,9 +15,9 @@ mod partition;
 pub mod recompute;
 
 pub use best::ProfileChoice;
-pub use checkpoints::{CheckpointSegment, Checkpoints, checkpoints};
+pub use checkpoints::{CheckpointSegment, Checkpoints, CheckpointsError, checkpoints};
 pub use file::read;
-pub use layers::{Layer, StepLayers};
+pub use layers::{Layer, LayersError, StepLayers};
 pub use partition::{Partition, partition};
 
 /// The most checkpoints that are advised: with more, a model would be a list of single layers.

@@ -38,7 +38,7 @@ pub(crate) type Counters = (Option<u64>, Option<u64>);
 /// Passes each record to a function: the layer's name, the allocator's counters after it, and what it did.
 pub(crate) struct Traces<F>(pub F);
 
-impl<'de, F: FnMut(&str, Counters, &Layer) -> Result<(), String>> DeserializeSeed<'de> for Traces<F> {
+impl<'de, E: fmt::Display, F: FnMut(&str, Counters, &Layer) -> Result<(), E>> DeserializeSeed<'de> for Traces<F> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -46,7 +46,7 @@ impl<'de, F: FnMut(&str, Counters, &Layer) -> Result<(), String>> DeserializeSee
     }
 }
 
-impl<'de, F: FnMut(&str, Counters, &Layer) -> Result<(), String>> Visitor<'de> for Traces<F> {
+impl<'de, E: fmt::Display, F: FnMut(&str, Counters, &Layer) -> Result<(), E>> Visitor<'de> for Traces<F> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -14,8 +14,8 @@ mod readings;
 pub(crate) mod torch_snapshot;
 
 use highwater_core::source::OpenError;
-use highwater_engine::recording::SkippedLines;
 pub use highwater_engine::recording::lines::{Fault, LineFile, refuse};
+use highwater_engine::recording::{FileProblem, SkippedLines};
 use serde_json::de::IoRead;
 use std::io::{BufReader, Read};
 use std::path::Path;
@@ -44,7 +44,9 @@ pub(crate) fn json_of(
 }
 
 /// The problem that is reported for a last line that a tool was still writing.
-const CUT_OFF: &str = "it does not end with a newline, so it may be cut off";
+fn cut_off() -> FileProblem {
+    FileProblem::malformed("it does not end with a newline, so it may be cut off")
+}
 
 /// Passes every line of a text file to `take`, without its end. A line that a tool was still writing has no newline, and
 /// its last number may be cut off, so it is not used.
@@ -57,12 +59,12 @@ fn each_line(
     for (number, line) in file.lines() {
         let taken = line.and_then(|text| match text.strip_suffix('\n') {
             Some(whole) => take(whole.trim().trim_start_matches('\u{feff}')),
-            None => Err(Fault::Line(CUT_OFF.to_owned())),
+            None => Err(Fault::Line(cut_off())),
         });
         match taken {
             Ok(()) => {}
-            Err(Fault::Line(problem)) => skipped.add(path, number, &problem),
-            Err(Fault::File(problem)) => return Err(refuse("recording_unreadable", path, problem)),
+            Err(Fault::Line(problem)) => skipped.add(path, number, problem),
+            Err(Fault::File(problem)) => return Err(file.refused(&problem)),
         }
     }
     Ok(())

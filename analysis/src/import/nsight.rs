@@ -4,6 +4,7 @@
 use super::allocations::{self, Lifetime, MISSING, MOST_ALLOCATIONS};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
+use highwater_engine::recording::FileProblem;
 use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, needed, number, text};
 pub use highwater_engine::recording::tape::{Format, Tape, Times};
 use std::collections::BTreeMap;
@@ -42,7 +43,10 @@ pub(crate) fn tape(mut file: RecordingReader) -> Result<Tape, OpenError> {
         let is_allocated = match needed::<i64>(row, 3)? {
             ALLOCATED => true,
             FREED => false,
-            other => return Err(format!("memoryOperationType: {other} is neither an allocation nor a release")),
+            other => {
+                let problem = format!("{other} is neither an allocation nor a release");
+                return Err(FileProblem::Column { column: "memoryOperationType".to_owned(), problem });
+            }
         };
         let is_of_host = number::<i64>(row, 5)?.is_some_and(|kind| OF_HOST.contains(&kind));
         let address = (number(row, 6)?, number(row, 7)?, needed(row, 0)?, needed(row, 4)?);
@@ -110,7 +114,7 @@ fn lifetimes(
         } else {
             let problem =
                 format!("a release of {bytes} bytes at {at_ns} ns that were allocated before the trace began");
-            file.skip(0, TABLE, &problem);
+            file.skip(0, TABLE, problem);
         }
     }
     all

@@ -6,9 +6,9 @@
 use super::readings::Readings;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
-use highwater_engine::recording::SkippedLines;
 pub use highwater_engine::recording::lines::{Fault, LineFile};
 pub use highwater_engine::recording::tape::{Format, READING_NS, Tape, Times};
+use highwater_engine::recording::{FileProblem, SkippedLines};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -83,7 +83,7 @@ impl Reader {
         // A header comes first, and again wherever a second run was appended.
         if let Some(named) = Columns::named(line) {
             if !named.has(Column::Used) {
-                return Err(Fault::File("the query has no memory.used".to_owned()));
+                return Err(Fault::File(FileProblem::malformed("the query has no memory.used")));
             }
             self.columns = Some(named);
             self.readings.begin_anew();
@@ -98,7 +98,8 @@ impl Reader {
         };
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         if fields.len() != columns.0.len() {
-            return Err(Fault::Line(format!("it has {} columns instead of {}", fields.len(), columns.0.len())));
+            let problem = format!("it has {} columns instead of {}", fields.len(), columns.0.len());
+            return Err(Fault::Line(FileProblem::malformed(problem)));
         }
         let field = |column: Column| columns.0.iter().position(|of| *of == column).map(|at| fields[at]);
         let used = mebibytes(field(Column::Used).unwrap_or_default()).map_err(Fault::Line)?;
@@ -106,7 +107,7 @@ impl Reader {
         let name = [Column::Uuid, Column::Bus, Column::Index].into_iter().find_map(field);
         if name.is_none() && at_ns.is_some() && at_ns == self.last_ns {
             let problem = "it has several GPUs and no column that distinguishes them: query index or uuid too";
-            return Err(Fault::File(problem.to_owned()));
+            return Err(Fault::File(FileProblem::malformed(problem)));
         }
         (self.last_ns, self.is_anonymous) = (at_ns, name.is_none());
         let next = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX);
@@ -161,7 +162,7 @@ impl Columns {
     }
 
     /// The columns of a file without a header, from its first line.
-    fn guessed(line: &str) -> Result<Self, String> {
+    fn guessed(line: &str) -> Result<Self, FileProblem> {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         let mut columns: Vec<Column> = fields.iter().map(|field| by_value(field)).collect();
         let count = |columns: &[Column], wanted| columns.iter().filter(|of| **of == wanted).count();
@@ -169,16 +170,18 @@ impl Columns {
         let plain: Vec<usize> = (0..fields.len()).filter(|at| is_plain(*at)).collect();
         let again = "record it with a header (without noheader)";
         if fields.iter().any(|field| is_unknown(field)) {
-            return Err(format!("its first line has no value in a column, so what that is cannot be known: {again}"));
+            let problem = format!("its first line has no value in a column, so what that is cannot be known: {again}");
+            return Err(FileProblem::malformed(problem));
         }
+        let ambiguous = |what: &str| FileProblem::malformed(format!("several of its columns can be {what}: {again}"));
         match (count(&columns, Column::Used), plain.len()) {
             // Without units, a column of plain numbers is memory if it is the only one; beside memory, it is the index.
             (0, 1) => columns[plain[0]] = Column::Used,
             (1, 1) => columns[plain[0]] = Column::Index,
             (1, 0) => {}
-            (0, 0) => return Err("it has no column that can be memory.used".to_owned()),
-            (1, _) => return Err(format!("several of its columns can be the GPU's index: {again}")),
-            _ => return Err(format!("several of its columns can be memory.used: {again}")),
+            (0, 0) => return Err(FileProblem::malformed("it has no column that can be memory.used")),
+            (1, _) => return Err(ambiguous("the GPU's index")),
+            _ => return Err(ambiguous("memory.used")),
         }
         Ok(Self(columns))
     }
@@ -205,19 +208,19 @@ fn is_unknown(field: &str) -> bool {
 }
 
 /// A size in bytes; `None` if the driver had none.
-fn mebibytes(field: &str) -> Result<Option<u64>, String> {
+fn mebibytes(field: &str) -> Result<Option<u64>, FileProblem> {
     if is_unknown(field) {
         return Ok(None);
     }
     let number = field.strip_suffix("MiB").unwrap_or(field).trim();
     let mebibytes: Option<u64> = number.parse().ok();
     let bytes = mebibytes.and_then(|mebibytes| mebibytes.checked_mul(MIB));
-    bytes.map(Some).ok_or_else(|| format!("`{field}` is not a size in MiB"))
+    bytes.map(Some).ok_or_else(|| FileProblem::not_a("size in MiB", field))
 }
 
 /// `2026/11/21 10:15:30.123`, in nanoseconds since 1970 of some time zone that the file does not name.
-fn local_ns(field: &str) -> Result<i64, String> {
-    let wrong = || format!("`{field}` is not a timestamp");
+fn local_ns(field: &str) -> Result<i64, FileProblem> {
+    let wrong = || FileProblem::not_a("timestamp", field);
     let (date, time) = field.split_once(' ').ok_or_else(wrong)?;
     let numbers = |text: &str, separator: char| -> Option<Vec<i64>> {
         let parts: Option<Vec<i64>> =

@@ -4,6 +4,7 @@
 use super::allocations::{self, Lifetime, MISSING, MOST_ALLOCATIONS};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
+use highwater_engine::recording::FileProblem;
 use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, needed, number};
 pub use highwater_engine::recording::tape::{Format, Tape, Times};
 use std::collections::BTreeMap;
@@ -24,7 +25,7 @@ pub(crate) fn tape(mut file: RecordingReader) -> Result<Tape, OpenError> {
         // CUPTI writes 0 as the end of what was never freed.
         let end_ns = (end_ns != 0).then_some(end_ns);
         if end_ns.is_some_and(|end_ns| end_ns < begin_ns) {
-            return Err("end: it lies before start".to_owned());
+            return Err(FileProblem::malformed("end: it lies before start"));
         }
         let is_of_host = number::<i64>(row, 4)?.is_some_and(|kind| OF_HOST.contains(&kind));
         let lifetime = Lifetime { device: needed(row, 0)?, begin_ns, end_ns, bytes: needed(row, 3)? };

@@ -3,9 +3,9 @@
 use super::readings::Readings;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
-use highwater_engine::recording::SkippedLines;
 pub use highwater_engine::recording::lines::{Fault, LineFile};
 pub use highwater_engine::recording::tape::{Format, Tape, Times};
+use highwater_engine::recording::{FileProblem, SkippedLines};
 use std::path::Path;
 
 const FORMAT: Format = Format {
@@ -28,20 +28,19 @@ pub(crate) fn tape(path: &Path, file: &LineFile) -> Result<Tape, OpenError> {
     readings.tape(path, FORMAT, skipped)
 }
 
-fn parse(line: &str) -> Result<(u32, i64, u64), String> {
+fn parse(line: &str) -> Result<(u32, i64, u64), FileProblem> {
     let mut fields = line.split_ascii_whitespace();
     let (Some(gpu), Some(at), Some(used), None) = (fields.next(), fields.next(), fields.next(), fields.next()) else {
-        return Err("`<device> <nanoseconds> <bytes>` is expected".to_owned());
+        return Err(FileProblem::malformed("`<device> <nanoseconds> <bytes>` is expected"));
     };
-    let wrong = |what: &str, text: &str| format!("`{text}` is not a {what}");
-    let at_ns: i64 = at.parse().map_err(|_| wrong("time in nanoseconds", at))?;
+    let at_ns: i64 = at.parse().map_err(|_| FileProblem::not_a("time in nanoseconds", at))?;
     if at_ns < 0 {
-        return Err(wrong("time in nanoseconds", at));
+        return Err(FileProblem::not_a("time in nanoseconds", at));
     }
     Ok((
-        gpu.parse().map_err(|_| wrong("device number", gpu))?,
+        gpu.parse().map_err(|_| FileProblem::not_a("device number", gpu))?,
         at_ns,
-        used.parse().map_err(|_| wrong("number of bytes", used))?,
+        used.parse().map_err(|_| FileProblem::not_a("number of bytes", used))?,
     ))
 }
 

@@ -7,7 +7,7 @@
 use crate::log_lines::LogLines;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::lines::{LineFile, broken_off, short};
-use highwater_engine::recording::{SkippedLines, refuse};
+use highwater_engine::recording::{FileProblem, SkippedLines, refuse};
 use std::io::{BufReader, ErrorKind};
 use std::path::Path;
 
@@ -58,7 +58,7 @@ pub(crate) fn is_begin(begin: &[u8]) -> bool {
 /// The file cannot be read, or `take` returns an error about the whole file.
 pub(crate) fn each(
     path: &Path,
-    mut take: impl FnMut(Statistics) -> Result<(), String>,
+    mut take: impl FnMut(Statistics) -> Result<(), FileProblem>,
 ) -> Result<SkippedLines, OpenError> {
     let (mut skipped, mut last) = (SkippedLines::default(), 0);
     let mut lines = LogLines::new(BufReader::new(LineFile::open(path)?.bytes()));
@@ -70,7 +70,7 @@ pub(crate) fn each(
                 return Err(refuse("recording_too_large", path, error));
             }
             Err(error) => {
-                skipped.add(path, last + 1, &broken_off(&error));
+                skipped.add(path, last + 1, broken_off(&error));
                 return Ok(skipped);
             }
         };
@@ -80,32 +80,32 @@ pub(crate) fn each(
         let Some((before, values)) = text.split_once(MARK) else { continue };
         let parsed = match line.is_ended {
             true => parse(before, values),
-            false => Err(super::CUT_OFF.to_owned()),
+            false => Err(super::cut_off()),
         };
         match parsed {
-            Ok(statistics) => take(statistics).map_err(|problem| refuse("recording_unreadable", path, problem))?,
-            Err(problem) => skipped.add(path, line.number, &problem),
+            Ok(statistics) => take(statistics).map_err(|problem| refuse(problem.reason(), path, problem))?,
+            Err(problem) => skipped.add(path, line.number, problem),
         }
     }
 }
 
 /// `… rank-0 step 12` and `pre_forward | allocated: 1024 | …`.
-fn parse(before: &str, values: &str) -> Result<Statistics, String> {
+fn parse(before: &str, values: &str) -> Result<Statistics, FileProblem> {
     let mut words = before.rsplit(' ');
     let (step, name, rank) = (words.next(), words.next(), words.next());
     let step = step.filter(|_| name == Some("step")).and_then(|step| step.parse().ok());
-    let step = step.ok_or_else(|| "`step <number>` is expected before `memory (MiB)`".to_owned())?;
+    let step = step.ok_or(FileProblem::Malformed("`step <number>` is expected before `memory (MiB)`".into()))?;
     let mut fields = values.split(" | ");
     let phase = fields.next().unwrap_or_default().trim();
     if phase.is_empty() || phase.len() > MOST_NAME_BYTES {
-        return Err(format!("`{}` is no name of a phase", short(phase, MOST_NAME_BYTES)));
+        return Err(not_a("name of a phase", phase));
     }
     let mut found =
         Statistics { rank: rank_of(rank.unwrap_or_default())?, step, phase: phase.to_owned(), ..Statistics::default() };
     let (mut allocated, mut max_allocated, mut reserved, mut max_reserved) = (None, None, None, None);
     for field in fields {
         let Some((name, value)) = field.split_once(": ") else {
-            return Err(format!("`{}` has no value", short(field, MOST_NAME_BYTES)));
+            return Err(FileProblem::malformed(format!("`{}` has no value", short(field, MOST_NAME_BYTES))));
         };
         let place = match name {
             "allocated" => &mut allocated,
@@ -127,7 +127,7 @@ fn parse(before: &str, values: &str) -> Result<Statistics, String> {
         };
         *place = Some(bytes(value)?);
     }
-    let known = |value: Option<u64>, name: &str| value.ok_or_else(|| format!("`{name}` is missing"));
+    let known = |value: Option<u64>, name: &str| value.ok_or_else(|| FileProblem::missing(format!("`{name}`")));
     found.allocated = known(allocated, "allocated")?;
     found.max_allocated = known(max_allocated, "max allocated")?;
     found.reserved = known(reserved, "cached")?;
@@ -136,22 +136,26 @@ fn parse(before: &str, values: &str) -> Result<Statistics, String> {
 }
 
 /// `rank-3`, `[3/8]`, or `3`, perhaps with what a launcher writes before it.
-fn rank_of(word: &str) -> Result<u32, String> {
+fn rank_of(word: &str) -> Result<u32, FileProblem> {
     let own = word.strip_suffix(']').and_then(|rest| rest.split_once('/')).map_or(word, |(rank, _)| rank);
     let digits = own.rsplit(|one: char| !one.is_ascii_digit()).next().unwrap_or_default();
-    digits.parse().map_err(|_| format!("`{}` is no rank", short(word, MOST_NAME_BYTES)))
+    digits.parse().map_err(|_| not_a("rank", word))
 }
 
-fn bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{}` is no number of MiB", short(text, MOST_NAME_BYTES));
-    text.trim().parse::<u64>().ok().and_then(|mib| mib.checked_mul(1 << 20)).ok_or_else(wrong)
+fn bytes(text: &str) -> Result<u64, FileProblem> {
+    let bytes = text.trim().parse::<u64>().ok().and_then(|mib| mib.checked_mul(1 << 20));
+    bytes.ok_or_else(|| not_a("number of MiB", text))
+}
+
+fn not_a(wanted: &'static str, text: &str) -> FileProblem {
+    FileProblem::not_a(wanted, &short(text, MOST_NAME_BYTES))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(line: &str) -> Result<Statistics, String> {
+    fn read(line: &str) -> Result<Statistics, FileProblem> {
         let (before, values) = line.split_once(MARK).expect("such a line");
         parse(before, values)
     }
@@ -203,18 +207,23 @@ mod tests {
             ))
         };
         assert_eq!(line("rank-0 step 1", "1").map(|found| found.reserved), Ok(3 << 20));
+        let not_a = FileProblem::not_a;
+        let step = FileProblem::Malformed("`step <number>` is expected before `memory (MiB)`".into());
         let wrong = [
-            (line("rank-x step 1", "1"), "`rank-x` is no rank"),
-            (line("rank-0 step x", "1"), "`step <number>` is expected before `memory (MiB)`"),
-            (line("rank-0 1", "1"), "`step <number>` is expected before `memory (MiB)`"),
-            (line("rank-0 step 1", "-1"), "`-1` is no number of MiB"),
-            (line("rank-0 step 1", "18446744073709551615"), "`18446744073709551615` is no number of MiB"),
-            (read("0 step 1 memory (MiB) | phase: p | allocated: 1"), "`max allocated` is missing"),
-            (read("0 step 1 memory (MiB) | phase: p | allocated"), "`allocated` has no value"),
-            (read("0 step 1 memory (MiB) | phase: "), "`` is no name of a phase"),
+            (line("rank-x step 1", "1"), not_a("rank", "rank-x")),
+            (line("rank-0 step x", "1"), step.clone()),
+            (line("rank-0 1", "1"), step),
+            (line("rank-0 step 1", "-1"), not_a("number of MiB", "-1")),
+            (line("rank-0 step 1", "18446744073709551615"), not_a("number of MiB", "18446744073709551615")),
+            (read("0 step 1 memory (MiB) | phase: p | allocated: 1"), FileProblem::Missing("`max allocated`".into())),
+            (
+                read("0 step 1 memory (MiB) | phase: p | allocated"),
+                FileProblem::Malformed("`allocated` has no value".into()),
+            ),
+            (read("0 step 1 memory (MiB) | phase: "), not_a("name of a phase", "")),
         ];
         for (found, wanted) in wrong {
-            assert_eq!(found, Err(wanted.to_owned()));
+            assert_eq!(found, Err(wanted));
         }
     }
 }

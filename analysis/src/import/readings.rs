@@ -5,11 +5,11 @@
 
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
-use highwater_engine::recording::SkippedLines;
 pub use highwater_engine::recording::lines::Fault;
 use highwater_engine::recording::points::Track;
 use highwater_engine::recording::rows::MOST_GPUS;
 use highwater_engine::recording::tape::{Format, Tape};
+use highwater_engine::recording::{FileProblem, SkippedLines};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -54,18 +54,18 @@ impl Readings {
         device: impl FnOnce() -> Device,
     ) -> Result<(), Fault> {
         if self.gpus.len() >= MOST_GPUS && !self.gpus.contains_key(&gpu) {
-            return Err(Fault::File(format!("it has more than {MOST_GPUS} GPUs")));
+            return Err(Fault::File(FileProblem::too_many(MOST_GPUS, "GPUs")));
         }
         let last = self.gpus.get(&gpu).and_then(|of| of.last);
         if last.is_some_and(|(last_ns, _)| at_ns < last_ns) {
-            return Err(Fault::Line("its time lies before that of the reading before".to_owned()));
+            return Err(Fault::Line(FileProblem::malformed("its time lies before that of the reading before")));
         }
         let of = self.gpus.entry(gpu).or_insert_with(|| Readout { device: device(), ..Readout::default() });
         let before = of.points.len();
         of.push(at_ns, used);
         self.points += of.points.len() - before;
         if self.points > MOST_POINTS {
-            return Err(Fault::File(format!("it has more than {MOST_POINTS} changes of memory")));
+            return Err(Fault::File(FileProblem::too_many(MOST_POINTS, "changes of memory")));
         }
         Ok(())
     }

@@ -69,22 +69,29 @@ pub struct Step {
     pub collectives: Vec<CollectiveUsage>,
 }
 
+/// The trace has nothing that ran on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the trace has no kernel and no copy on any GPU{}", if *.is_cut_short { ", and ends before all its events" } else { "" })]
+pub struct NothingOnGpu {
+    /// Whether the file ends before all events of the trace.
+    pub is_cut_short: bool,
+}
+
 /// What the GPUs did.
 ///
 /// # Errors
-/// The trace has nothing that ran on a GPU; says so.
-pub fn analyse(trace: &Trace) -> Result<Analysis, String> {
+/// The trace has nothing that ran on a GPU.
+pub fn analyse(trace: &Trace) -> Result<Analysis, NothingOnGpu> {
     analyse_and_draw(trace, |_| ())
 }
 
 /// What the GPUs did, in numbers, and to `draw` as stretches of time: by GPU, and of each activity in the order of time.
 ///
 /// # Errors
-/// The trace has nothing that ran on a GPU; says so.
-pub fn analyse_and_draw(trace: &Trace, mut draw: impl FnMut(Stretch)) -> Result<Analysis, String> {
+/// The trace has nothing that ran on a GPU.
+pub fn analyse_and_draw(trace: &Trace, mut draw: impl FnMut(Stretch)) -> Result<Analysis, NothingOnGpu> {
     if trace.ops.is_empty() {
-        let why = if trace.is_cut_short { ", and ends before all its events" } else { "" };
-        return Err(format!("the trace has no kernel and no copy on any GPU{why}"));
+        return Err(NothingOnGpu { is_cut_short: trace.is_cut_short });
     }
     let mut analysis = Analysis {
         rank: trace.rank,

@@ -25,10 +25,10 @@ mod usage;
 mod value;
 mod waits;
 
-pub use analyse::{Activity, Analysis, Step, Stretch, analyse, analyse_and_draw};
+pub use analyse::{Activity, Analysis, NothingOnGpu, Step, Stretch, analyse, analyse_and_draw};
 pub use collective::{Collective, Kind};
 pub use idle::Idle;
-pub use ranks::{Clocks, KindShare, RankShare, Ranks, compare};
+pub use ranks::{Clocks, KindShare, RankShare, Ranks, RanksError, compare};
 pub use read::{TraceError, read};
 pub use trace::{Op, Trace, Work};
 pub use usage::CollectiveUsage;

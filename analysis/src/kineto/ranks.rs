@@ -87,16 +87,30 @@ pub struct KindShare {
     pub bus_bytes_per_second: Option<f64>,
 }
 
-/// Compares the ranks of one job.
+/// Why ranks cannot be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RanksError {
+    /// There is one trace, or none.
+    #[error("the traces of at least two ranks are needed")]
+    TooFew,
+    /// Two traces are of this rank.
+    #[error("two traces are of rank {0}")]
+    SameRank(u64),
+    /// The trace of this rank has no date.
+    #[error("the trace of rank {0} lacks `baseTimeNanoseconds`, so its times have no date")]
+    NoDate(u64),
+}
+
+/// Compares the ranks of one job. If a trace has no date, collectives are counted and their times are not known.
 ///
 /// # Errors
-/// There are not at least two traces, or two are of the same rank; says which.
-pub fn compare(traces: &[&Trace]) -> Result<Ranks, String> {
+/// There are not at least two traces, or two are of the same rank.
+pub fn compare(traces: &[&Trace]) -> Result<Ranks, RanksError> {
     let labels = labels(traces)?;
     let found = waits::matches(traces);
     let mut sums = Sums::new(&labels, &found);
     let problem = match clocks(traces, &labels) {
-        Err(problem) => Some(problem),
+        Err(problem) => Some(problem.to_string()),
         Ok(clocks) => {
             found.matched.iter().for_each(|parts| sums.split(parts, &clocks));
             let often = sums.contradicting > 0 && sums.contradicting as usize * ONE_IN >= found.matched.len();
@@ -107,24 +121,23 @@ pub fn compare(traces: &[&Trace]) -> Result<Ranks, String> {
 }
 
 /// The ranks, by trace.
-fn labels(traces: &[&Trace]) -> Result<Vec<u64>, String> {
+fn labels(traces: &[&Trace]) -> Result<Vec<u64>, RanksError> {
     if traces.len() < 2 {
-        return Err("the traces of at least two ranks are needed".to_owned());
+        return Err(RanksError::TooFew);
     }
     let are_known = traces.iter().all(|trace| trace.rank.is_some());
     let labels = traces.iter().zip(0..).map(|(trace, at)| trace.rank.filter(|_| are_known).unwrap_or(at));
     let (labels, mut seen) = (labels.collect::<Vec<u64>>(), BTreeSet::new());
     match labels.iter().find(|rank| !seen.insert(**rank)) {
-        Some(rank) => Err(format!("two traces are of rank {rank}")),
+        Some(rank) => Err(RanksError::SameRank(*rank)),
         None => Ok(labels),
     }
 }
 
 /// When each trace's clock was 0, nanoseconds since 1970.
-fn clocks(traces: &[&Trace], labels: &[u64]) -> Result<Vec<i64>, String> {
+fn clocks(traces: &[&Trace], labels: &[u64]) -> Result<Vec<i64>, RanksError> {
     let clocks = traces.iter().zip(labels);
-    let lacks = |rank| format!("the trace of rank {rank} lacks `baseTimeNanoseconds`, so its times have no date");
-    clocks.map(|(trace, rank)| trace.clock_ns().ok_or_else(|| lacks(rank))).collect()
+    clocks.map(|(trace, rank)| trace.clock_ns().ok_or(RanksError::NoDate(*rank))).collect()
 }
 
 /// What adds up over the collectives.

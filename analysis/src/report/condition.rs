@@ -46,26 +46,54 @@ pub struct Failed {
 const FORM: &str = "`MEASURE > VALUE` or `MEASURE.increase > VALUE` (also >=, <, <=), where MEASURE is one of peak, mean, \
                     duration, step, unknown and findings";
 
-impl std::str::FromStr for Condition {
-    type Err = String;
+/// Why a text is not a condition.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConditionError {
+    /// It does not compare a measure with a value.
+    #[error("`{0}` is not {FORM}")]
+    Form(String),
+    /// It names something that is not measured.
+    #[error("`{0}` is no measure: {FORM}")]
+    UnknownMeasure(String),
+    /// Only an increase can be a percentage.
+    #[error("`{value}`: a percentage needs {measure}.increase")]
+    NoIncrease {
+        /// The percentage.
+        value: String,
+        /// What is measured.
+        measure: String,
+    },
+    /// The value is not a size or a duration.
+    #[error("{0}")]
+    Unit(#[from] highwater_core::units::UnitError),
+    /// The value is not a number.
+    #[error("`{0}` is not a number")]
+    Number(String),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let at = text.find(['>', '<']).ok_or_else(|| format!("`{text}` is not {FORM}"))?;
+impl std::str::FromStr for Condition {
+    type Err = ConditionError;
+
+    fn from_str(text: &str) -> Result<Self, ConditionError> {
+        let form = || ConditionError::Form(text.to_owned());
+        let at = text.find(['>', '<']).ok_or_else(form)?;
         let (name, rest) = text.split_at(at);
         let (comparison, value) =
             [(">=", Order::AtLeast), ("<=", Order::AtMost), (">", Order::More), ("<", Order::Less)]
                 .into_iter()
                 .find_map(|(sign, comparison)| Some((comparison, rest.strip_prefix(sign)?.trim())))
-                .ok_or_else(|| format!("`{text}` is not {FORM}"))?;
+                .ok_or_else(form)?;
         let (name, is_increase) = match name.trim().strip_suffix(".increase") {
             Some(name) => (name, true),
             None => (name.trim(), false),
         };
         let measure = Measure::ALL.into_iter().find(|measure| measure.name() == name);
-        let measure = measure.ok_or_else(|| format!("`{name}` is no measure: {FORM}"))?;
+        let measure = measure.ok_or_else(|| ConditionError::UnknownMeasure(name.to_owned()))?;
         let (of, bound) = match (is_increase, value.strip_suffix('%')) {
             (true, Some(percent)) => (Of::IncreasePercent, plain(percent.trim())?),
-            (false, Some(_)) => return Err(format!("`{value}`: a percentage needs {name}.increase")),
+            (false, Some(_)) => {
+                return Err(ConditionError::NoIncrease { value: value.to_owned(), measure: name.to_owned() });
+            }
             (true, None) => (Of::Increase, bound(measure, value)?),
             (false, None) => (Of::Value, bound(measure, value)?),
         };
@@ -74,21 +102,17 @@ impl std::str::FromStr for Condition {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "bytes below 2^53, and days of nanoseconds")]
-fn bound(measure: Measure, value: &str) -> Result<f64, String> {
-    match measure {
-        Measure::Peak | Measure::Mean => {
-            parse_bytes(value).map(|bytes| bytes as f64).map_err(|error| error.to_string())
-        }
-        Measure::Duration | Measure::Step | Measure::Unknown => {
-            parse_duration_ns(value).map(|ns| ns as f64).map_err(|error| error.to_string())
-        }
-        Measure::Findings => plain(value),
-    }
+fn bound(measure: Measure, value: &str) -> Result<f64, ConditionError> {
+    Ok(match measure {
+        Measure::Peak | Measure::Mean => parse_bytes(value)? as f64,
+        Measure::Duration | Measure::Step | Measure::Unknown => parse_duration_ns(value)? as f64,
+        Measure::Findings => plain(value)?,
+    })
 }
 
-fn plain(value: &str) -> Result<f64, String> {
+fn plain(value: &str) -> Result<f64, ConditionError> {
     let number: Option<f64> = value.parse().ok();
-    number.filter(|number| number.is_finite()).ok_or_else(|| format!("`{value}` is not a number"))
+    number.filter(|number| number.is_finite()).ok_or_else(|| ConditionError::Number(value.to_owned()))
 }
 
 impl Condition {
@@ -178,7 +202,7 @@ mod tests {
             "`x` is not a number",
             "`NaN` is not a number",
         ]) {
-            let error = text.parse::<Condition>().expect_err(text);
+            let error = text.parse::<Condition>().expect_err(text).to_string();
             assert!(error.contains(problem), "{text}: {error}");
         }
     }

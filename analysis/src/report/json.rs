@@ -2,14 +2,14 @@
 
 use super::layers::Profile;
 use super::{Comparison, Report, Row, Span, advised, allocator};
-use crate::kineto::Ranks;
+use crate::kineto::{Ranks, RanksError};
 use highwater_core::source::provenance;
 use highwater_engine::recording::{Allocator, Times};
 use serde_json::{Value, json};
 
 /// The reports, their comparison, and how long the ranks of several traces waited for each other, as one object.
 #[must_use]
-pub fn json(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&Result<Ranks, String>>) -> Value {
+pub fn json(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&Result<Ranks, RanksError>>) -> Value {
     json!({
         "format": 1,
         "recordings": reports.iter().map(recording).collect::<Vec<_>>(),
@@ -19,10 +19,10 @@ pub fn json(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&
 }
 
 /// What is known of the ranks, or why nothing is.
-pub(super) fn ranks(ranks: &Result<Ranks, String>) -> Value {
+pub(super) fn ranks(ranks: &Result<Ranks, RanksError>) -> Value {
     match ranks {
         Ok(ranks) => json!(ranks),
-        Err(problem) => json!({"problem": problem}),
+        Err(problem) => json!({"problem": problem.to_string()}),
     }
 }
 

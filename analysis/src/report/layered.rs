@@ -7,6 +7,7 @@ use highwater_core::wire::Layer;
 use highwater_engine::recording::{LayerRecord, READING_NS, SkippedLines, Times, refuse};
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
 use std::path::Path;
 
@@ -71,7 +72,7 @@ impl<'de, F: FnMut(&LayerRecord)> Visitor<'de> for Whole<F> {
             members.next_value_seed(fairscale::Traces(|name: &str, (allocated, reserved), layer: &Layer| {
                 (self.0)(&LayerRecord { name: name.to_owned(), at_ns, allocated, reserved, layer: *layer });
                 at_ns += READING_NS;
-                Ok(())
+                Ok::<(), Infallible>(())
             }))?;
         }
         Ok(())

@@ -10,7 +10,7 @@ use super::{Gpu, Layers, Origin, Report, Room, Spans};
 use crate::import::ort_memory::{self, Statistics};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
-use highwater_engine::recording::{READING_NS, Times, refuse};
+use highwater_engine::recording::{FileProblem, READING_NS, Times, refuse};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -100,7 +100,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
                 }
                 gpu.usage.push(Point { at_ns, used: Some(line.allocated) });
             }
-            None if is_full => return Err(format!("it has more than {MOST_RANKS} ranks")),
+            None if is_full => return Err(FileProblem::too_many(MOST_RANKS, "ranks")),
             None => {
                 let device = Device { index: line.rank.to_string(), ..Device::default() };
                 let mut gpu = Gpu::new(device, 0, room.points_of_one(MOST_RANKS));

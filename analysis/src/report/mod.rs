@@ -30,7 +30,7 @@ mod usage;
 
 pub use advised::{Advised, advised};
 pub use compare::{Comparison, Difference};
-pub use condition::{Condition, Failed};
+pub use condition::{Condition, ConditionError, Failed};
 pub use curve::{Curve, Point};
 pub use json::json;
 pub use layers::Layers;

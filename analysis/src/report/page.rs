@@ -4,7 +4,7 @@
 
 use super::layers::Profile;
 use super::{Comparison, Gpu, Report, advised, axis, logged, packed, text, trace};
-use crate::kineto::Ranks;
+use crate::kineto::{Ranks, RanksError};
 use crate::viewer::Page;
 use highwater_engine::recording::Times;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const SCRIPTS: [&str; 2] = [include_str!("page/data.js"), include_str!("page/rep
 pub fn page(
     reports: &[Report],
     comparison: Option<&Comparison>,
-    ranks: Option<&Result<Ranks, String>>,
+    ranks: Option<&Result<Ranks, RanksError>>,
     align_step: Option<u64>,
 ) -> String {
     let offsets = axis::offsets(reports);

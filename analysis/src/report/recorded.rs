@@ -7,7 +7,7 @@ use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
 use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, json, needed, number, text, word};
-use highwater_engine::recording::{Times, is_too_long, short};
+use highwater_engine::recording::{FileProblem, Times, is_too_long, short};
 use rusqlite::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -110,7 +110,8 @@ fn samples(
     let read = |row: &Row<'_>| {
         let at_ns: i64 = needed(row, 0)?;
         if at_ns < begin_ns || at_ns > end_ns {
-            return Err(format!("at_ns: {at_ns} lies outside the recording"));
+            let problem = format!("{at_ns} lies outside the recording");
+            return Err(FileProblem::Column { column: "at_ns".to_owned(), problem });
         }
         Ok(Point { at_ns, used: number(row, 1)? })
     };
@@ -121,9 +122,10 @@ fn samples(
 }
 
 /// A time that may lie before the recording's begin or after its end, as those of phases do, but not far.
-fn near(at_ns: i64, (begin_ns, end_ns): (i64, i64)) -> Result<i64, String> {
+fn near(at_ns: i64, (begin_ns, end_ns): (i64, i64)) -> Result<i64, FileProblem> {
     let is_far = is_too_long(begin_ns, at_ns) || is_too_long(at_ns, end_ns);
-    if is_far { Err(format!("{at_ns} lies more than 31 days outside the recording")) } else { Ok(at_ns) }
+    let problem = || FileProblem::malformed(format!("{at_ns} lies more than 31 days outside the recording"));
+    if is_far { Err(problem()) } else { Ok(at_ns) }
 }
 
 /// The highest memory inside each phase, bytes, by the phases' numbers.
@@ -139,13 +141,13 @@ fn spans(file: &mut RecordingReader, interval: (i64, i64), mut spans: Spans) -> 
     let read = |row: &Row<'_>| {
         let (begin_ns, end_ns) = (near(needed(row, 5)?, interval)?, near(needed(row, 6)?, interval)?);
         if end_ns < begin_ns {
-            return Err("end_ns: it lies before begin_ns".to_owned());
+            return Err(FileProblem::malformed("end_ns: it lies before begin_ns"));
         }
         Ok(Ended {
-            job: short(&text(row, 0)?.ok_or("job is not known")?, LONGEST_NAME),
+            job: short(&text(row, 0)?.ok_or(FileProblem::Missing("job".into()))?, LONGEST_NAME),
             rank: needed(row, 1)?,
             kind: word::<Kind>(row, 2)?,
-            name: short(&text(row, 3)?.ok_or("name is not known")?, LONGEST_NAME),
+            name: short(&text(row, 3)?.ok_or(FileProblem::Missing("name".into()))?, LONGEST_NAME),
             step: number(row, 4)?,
             begin_ns,
             end_ns,
@@ -165,7 +167,7 @@ fn gpus_of(file: &mut RecordingReader) -> Result<BTreeMap<(String, u32), BTreeSe
     let rows = file.rows("ranks", "SELECT job, rank, gpus FROM ranks", 0, MOST_RANKS, |row| {
         let gpus: Option<Vec<String>> = json(row, 2)?;
         let gpus = gpus.map(|gpus| gpus.into_iter().take(MOST_GPUS).map(|uuid| short(&uuid, LONGEST_NAME)).collect());
-        let job = short(&text(row, 0)?.ok_or("job is not known")?, LONGEST_NAME);
+        let job = short(&text(row, 0)?.ok_or(FileProblem::Missing("job".into()))?, LONGEST_NAME);
         Ok(((job, needed(row, 1)?), gpus))
     })?;
     Ok(rows.into_iter().filter_map(|(rank, gpus)| Some((rank, gpus?))).collect())

@@ -3,7 +3,7 @@
 use super::layers::Profile;
 use super::table::{Table, milliseconds, size, size_if};
 use super::{Report, Span, advised, allocator, logged, trace};
-use crate::kineto::Ranks;
+use crate::kineto::{Ranks, RanksError};
 use highwater_core::wire::Kind;
 use highwater_engine::recording::{Times, printable};
 use std::collections::BTreeMap;
@@ -19,11 +19,11 @@ pub fn summary(report: &Report) -> String {
 
 /// How long the ranks of several traces waited for each other, or why that is not known.
 #[must_use]
-pub fn comparison_of_ranks(ranks: &Result<Ranks, String>) -> String {
+pub fn comparison_of_ranks(ranks: &Result<Ranks, RanksError>) -> String {
     let mut text = String::new();
     let _ = match ranks {
         Ok(ranks) => trace::write_ranks(ranks, &mut text),
-        Err(problem) => writeln!(text, "The traces are not compared as ranks of one job: {}", printable(problem)),
+        Err(problem) => writeln!(text, "The traces are not compared as ranks of one job: {problem}"),
     };
     text
 }

@@ -174,7 +174,7 @@ impl Context<'_> {
             scope: raw.scope,
             rank: raw.rank.or(rank).unwrap_or(0),
             world_size: raw.world_size,
-            mesh: mesh.map_err(|problem| Refusal::BadName { field: "mesh", problem })?,
+            mesh: mesh.map_err(Refusal::BadMesh)?,
             gpus,
             step: raw.step,
             memory: raw.memory,

@@ -4,6 +4,11 @@ use crate::gpu::Device;
 use crate::wire::{Gpu, GpuList as Named};
 use std::collections::{BTreeSet, HashMap};
 
+/// A name that no GPU of the node has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no GPU `{0}` on this node")]
+pub struct UnknownGpu(pub String);
+
 /// The node's GPUs by every name that a job may give them.
 #[derive(Debug, Default)]
 pub struct Gpus {
@@ -28,17 +33,17 @@ impl Gpus {
         Self { by_index: indexes.collect(), by_name }
     }
 
-    /// The positions of the GPUs that a job names, each once and in order, or the first name that no GPU has.
+    /// The positions of the GPUs that a job names, each once and in order.
     ///
     /// # Errors
-    /// The name that is not known.
-    pub fn resolve(&self, named: &Named) -> Result<Vec<usize>, String> {
+    /// The first name that no GPU has.
+    pub fn resolve(&self, named: &Named) -> Result<Vec<usize>, UnknownGpu> {
         let one = |gpu: &Gpu| match gpu {
             Gpu::Index(index) => {
                 let known = self.by_index.get(*index as usize).copied().flatten();
-                known.or_else(|| self.find(&index.to_string())).ok_or_else(|| index.to_string())
+                known.or_else(|| self.find(&index.to_string())).ok_or_else(|| UnknownGpu(index.to_string()))
             }
-            Gpu::Name(name) => self.find(name).ok_or_else(|| name.clone()),
+            Gpu::Name(name) => self.find(name).ok_or_else(|| UnknownGpu(name.clone())),
         };
         match named {
             Named::One(gpu) => Ok(vec![one(gpu)?]),
@@ -124,7 +129,7 @@ mod tests {
         }
         assert_eq!(named("0:0"), Ok(vec![1]));
         assert_eq!(named("0001:43:00.0"), Ok(vec![2]));
-        assert_eq!(named("GPU-dd"), Err("GPU-dd".into()));
+        assert_eq!(named("GPU-dd"), Err(UnknownGpu("GPU-dd".into())));
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod speaker;
 pub use crate::scope::Scope;
 pub use account::{Account, Accounts, Owner, Pod, Reservation, Resource, Sender, Shortage, Within};
 pub use event::{Attributes, Context, Event, weight};
-pub use gpus::Gpus;
+pub use gpus::{Gpus, UnknownGpu};
 pub use id::JobId;
 pub use job::Job;
 pub use limits::Limits;

@@ -1,6 +1,8 @@
 //! The outcome of each event, with the label that counts it.
 
 use super::account::{Account, Resource, Shortage};
+use super::gpus::UnknownGpu;
+use crate::mesh::BadMesh;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why an event is refused. The text names what is wrong; nothing else of the batch is lost with it.
@@ -15,8 +17,10 @@ pub enum Refusal {
     BadName { field: &'static str, problem: String },
     #[error("{0}")]
     Missing(&'static str),
-    #[error("gpu: no GPU `{0}` on this node")]
-    UnknownGpu(String),
+    #[error("mesh: {0}")]
+    BadMesh(BadMesh),
+    #[error("gpu: {0}")]
+    UnknownGpu(UnknownGpu),
     #[error("time_unix_nano: {behind_s} s ago, older than the {kept_s} s that are kept")]
     TooOld { behind_s: i64, kept_s: i64 },
     #[error("time_unix_nano: {ahead_s} s ahead of this host's clock")]
@@ -84,7 +88,7 @@ impl Refusal {
         match self {
             Refusal::Malformed(_) | Refusal::Missing(_) => Outcome::Malformed,
             Refusal::TooLarge { .. } => Outcome::TooLarge,
-            Refusal::BadName { .. } => Outcome::BadName,
+            Refusal::BadName { .. } | Refusal::BadMesh(_) => Outcome::BadName,
             Refusal::UnknownGpu(_) => Outcome::UnknownGpu,
             Refusal::TooOld { .. } => Outcome::TooOld,
             Refusal::InFuture { .. } => Outcome::InFuture,
@@ -193,7 +197,8 @@ mod tests {
             (Refusal::Missing(""), Outcome::Malformed),
             (Refusal::TooLarge { limit: 1 }, Outcome::TooLarge),
             (Refusal::BadName { field: "name", problem: text() }, Outcome::BadName),
-            (Refusal::UnknownGpu(text()), Outcome::UnknownGpu),
+            (Refusal::BadMesh(BadMesh::Name), Outcome::BadName),
+            (Refusal::UnknownGpu(UnknownGpu(text())), Outcome::UnknownGpu),
             (Refusal::TooOld { behind_s: 1, kept_s: 1 }, Outcome::TooOld),
             (Refusal::InFuture { ahead_s: 1 }, Outcome::InFuture),
             (Refusal::EndWithoutBegin(text()), Outcome::EndWithoutBegin),

@@ -90,6 +90,7 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use highwater_core::jobs::UnknownGpu;
     use serde_json::{Value, json};
 
     fn of(refusals: &[Refusal]) -> Answer {
@@ -132,7 +133,7 @@ mod tests {
         let refused = [
             Refusal::Malformed(text()),
             Refusal::NotOwner(text()),
-            Refusal::UnknownGpu(text()),
+            Refusal::UnknownGpu(UnknownGpu(text())),
             Refusal::EndWithoutBegin(text()),
         ];
         let reply = reply(of(&refused));

@@ -3,6 +3,7 @@
 //! The other tables have one text for each job: its name, or where another job of the file has that name, the name with its
 //! owner. So a file of one owner reads as if there were no owners.
 
+use super::problem::FileProblem;
 use super::rows::{RecordingReader, text};
 use highwater_core::jobs::{JobId, Scope};
 use highwater_core::source::OpenError;
@@ -52,7 +53,7 @@ impl RecordingReader {
         }
         let query = "SELECT job, name, namespace, user FROM jobs";
         let rows = self.rows("jobs", query, 0, MOST_JOBS, |row| {
-            let needed = |at| text(row, at)?.ok_or_else(|| "a name is not known".to_owned());
+            let needed = |at| text(row, at)?.ok_or(FileProblem::Missing("a name".into()));
             let (job, name) = (needed(0)?, needed(1)?);
             let scope = Scope::of(text(row, 2)?.as_deref(), text(row, 3)?.as_deref());
             Ok((job, JobId::new(scope, &name)))

@@ -3,6 +3,7 @@
 //! Invariant: only one line of a file is in memory, however large the file is and however far it unpacks; a file beyond
 //! the bounds of `docs/recordings.md` is refused with its name and the bound.
 
+use super::problem::FileProblem;
 use flate2::read::MultiGzDecoder;
 use highwater_core::source::OpenError;
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -61,10 +62,10 @@ pub struct SkippedLines {
 
 impl SkippedLines {
     /// Counts a line of a file that could not be used, and why; keeps the first thousand.
-    pub fn add(&mut self, file: &Path, line: usize, message: &str) {
+    pub fn add(&mut self, file: &Path, line: usize, problem: impl fmt::Display) {
         self.count += 1;
         if self.first.len() < KEPT {
-            self.first.push(Skipped { file: file.to_owned(), line, message: shortened(message) });
+            self.first.push(Skipped { file: file.to_owned(), line, message: shortened(&problem.to_string()) });
         }
     }
 }
@@ -72,7 +73,7 @@ impl SkippedLines {
 impl SkippedLines {
     /// Counts several things that could not be used, for one reason.
     pub fn add_many(&mut self, file: &Path, count: usize, message: &str) {
-        self.add(file, 0, &format!("{count} {message}"));
+        self.add(file, 0, format_args!("{count} {message}"));
         self.count += count - 1;
     }
 }
@@ -107,9 +108,9 @@ pub struct LineFile {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fault {
     /// One line is wrong.
-    Line(String),
+    Line(FileProblem),
     /// The whole file is wrong, and is read no further.
-    File(String),
+    File(FileProblem),
 }
 
 impl LineFile {
@@ -161,14 +162,17 @@ impl LineFile {
         })
     }
 
-    fn beyond(&self) -> String {
+    fn beyond(&self) -> FileProblem {
         let most = self.most_bytes;
         if is_packed(&self.path) && most < MOST_FILE_BYTES {
-            format!(
-                "it decompresses to more than {most} bytes: {EASY_BYTES}, or {MOST_RATIO} times its size if that is more"
+            FileProblem::TooLarge(
+                format!(
+                    "it decompresses to more than {most} bytes: {EASY_BYTES}, or {MOST_RATIO} times its size if that is more"
+                )
+                .into(),
             )
         } else {
-            format!("it has more than {most} bytes, unpacked")
+            FileProblem::TooMany { most, what: "bytes, unpacked" }
         }
     }
 
@@ -183,8 +187,8 @@ impl LineFile {
     pub(super) fn parse<T>(
         &self,
         skipped: &mut SkippedLines,
-        parse: impl Fn(&str) -> Result<Option<T>, String>,
-        mut take: impl FnMut(T) -> Result<(), String>,
+        parse: impl Fn(&str) -> Result<Option<T>, FileProblem>,
+        mut take: impl FnMut(T) -> Result<(), FileProblem>,
     ) -> Result<u64, OpenError> {
         let mut taken = 0_usize;
         let mut first_problem = None;
@@ -193,15 +197,15 @@ impl LineFile {
             match line.and_then(|text| parse(text.trim()).map_err(Fault::Line)) {
                 Ok(Some(good)) => {
                     taken += 1;
-                    let most = || format!("it has more than {} lines", self.most_lines);
+                    let most = || FileProblem::too_many(self.most_lines, "lines");
                     let kept = if taken > self.most_lines { Err(most()) } else { take(good) };
-                    kept.map_err(|problem| refuse("recording_too_large", &self.path, problem))?;
+                    kept.map_err(|problem| self.refused(&problem))?;
                 }
                 Ok(None) => {}
-                Err(Fault::File(problem)) => return Err(refuse("recording_too_large", &self.path, problem)),
-                Err(Fault::Line(message)) => {
-                    first_problem.get_or_insert_with(|| format!("line {number}: {}", shortened(&message)));
-                    skipped.add(&self.path, number, &message);
+                Err(Fault::File(problem)) => return Err(self.refused(&problem)),
+                Err(Fault::Line(problem)) => {
+                    first_problem.get_or_insert_with(|| format!("line {number}: {}", shortened(&problem.to_string())));
+                    skipped.add(&self.path, number, problem);
                 }
             }
         }
@@ -214,14 +218,14 @@ impl LineFile {
     }
 
     /// An error about the whole file.
-    pub(super) fn too_large(&self, problem: impl fmt::Display) -> OpenError {
-        refuse("recording_too_large", &self.path, problem)
+    pub fn refused(&self, problem: &FileProblem) -> OpenError {
+        refuse(problem.reason(), &self.path, problem)
     }
 }
 
 /// The problem that is reported for the line at which reading fails.
-pub fn broken_off(error: &io::Error) -> String {
-    format!("the file cannot be read from here on: {error}")
+pub fn broken_off(error: &io::Error) -> FileProblem {
+    FileProblem::malformed(format!("the file cannot be read from here on: {error}"))
 }
 
 fn is_packed(path: &Path) -> bool {
@@ -253,7 +257,7 @@ impl Read for Bytes {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(buffer)?;
         let left = self.left.checked_sub(read as u64);
-        self.left = left.ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, self.file.beyond()))?;
+        self.left = left.ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, self.file.beyond().to_string()))?;
         Ok(read)
     }
 }
@@ -286,10 +290,10 @@ impl Lines {
         };
         if bytes.len() > MOST_LINE_BYTES {
             let problem = format!("line {} is longer than {MOST_LINE_BYTES} bytes", self.number);
-            return Some(Err(Fault::File(problem)));
+            return Some(Err(Fault::File(FileProblem::TooLarge(problem.into()))));
         }
         (self.left_bytes, self.is_over) = (left_bytes, false);
-        Some(String::from_utf8(bytes).map_err(|_| Fault::Line("this is not UTF-8 text".to_owned())))
+        Some(String::from_utf8(bytes).map_err(|_| Fault::Line(FileProblem::malformed("this is not UTF-8 text"))))
     }
 }
 

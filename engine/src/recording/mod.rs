@@ -12,6 +12,7 @@ mod jobs;
 pub mod lines;
 mod meters;
 pub mod points;
+mod problem;
 mod profiles;
 mod read;
 pub mod rows;
@@ -26,6 +27,7 @@ pub mod write;
 
 pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
 pub use lines::{Skipped, SkippedLines, printable, refuse, short};
+pub use problem::FileProblem;
 pub use profiles::{Head, MOST_PROFILES, MOST_RECORDS, Record as LayerRecord};
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use source::{Options, Replay};

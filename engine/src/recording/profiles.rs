@@ -3,6 +3,7 @@
 //! Enters: a file's rows. Leaves: the newest profile of each rank, and its records one by one, or as the annotations that a
 //! job would send. Invariant: a recording of before profiles has none, which is no error.
 
+use super::problem::FileProblem;
 use super::rows::{RecordingReader, needed, number, text, word};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::{JobId, Limits};
@@ -53,10 +54,11 @@ pub struct Record {
 }
 
 /// A name that the daemon would take, for its length.
-fn name(row: &Row<'_>, at: usize) -> Result<String, String> {
+fn name(row: &Row<'_>, at: usize) -> Result<String, FileProblem> {
     let most = Limits::default().name_bytes;
-    let name = text(row, at)?.ok_or("a name is not known")?;
-    if (1..=most).contains(&name.len()) { Ok(name) } else { Err(format!("a name has not 1 to {most} bytes")) }
+    let name = text(row, at)?.ok_or(FileProblem::Missing("a name".into()))?;
+    let problem = || FileProblem::malformed(format!("a name has not 1 to {most} bytes"));
+    if (1..=most).contains(&name.len()) { Ok(name) } else { Err(problem()) }
 }
 
 impl RecordingReader {
@@ -126,7 +128,8 @@ impl RecordingReader {
         let positions = positions(heads);
         let read = |row: &Row<'_>| {
             let id = needed(row, 11)?;
-            let position = *positions.get(&id).ok_or_else(|| format!("there is no profile {id}"))?;
+            let position =
+                *positions.get(&id).ok_or_else(|| FileProblem::malformed(format!("there is no profile {id}")))?;
             let layer = Layer {
                 growth: number(row, 5)?,
                 activations: number(row, 6)?,

@@ -4,6 +4,7 @@
 use super::lines::refuse;
 use super::meters::Meters;
 use super::points::Track;
+use super::problem::FileProblem;
 use super::rows::{RecordingReader, json, needed, number, real, text, word};
 use super::tape::{Format, Tape, Times, Words, is_too_long};
 use highwater_core::gpu::{Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
@@ -133,15 +134,16 @@ impl RecordingReader {
     fn changes(&mut self, gpus: &[u32], turns: &[i64]) -> Result<Vec<GpuChange>, OpenError> {
         let position = |row: &Row<'_>| {
             let gpu = needed::<u32>(row, 1)?;
-            gpus.binary_search(&gpu).map_err(|_| format!("there is no gpu {gpu}"))
+            gpus.binary_search(&gpu).map_err(|_| FileProblem::malformed(format!("there is no gpu {gpu}")))
         };
         let mut changes = Vec::new();
         if self.has_column("health", "health") {
             let query = "SELECT at_ns, gpu, health, trouble FROM health ORDER BY id";
             changes.extend(self.rows("health", query, 0, MOST_CHANGES, |row| {
-                let label = text(row, 2)?.ok_or("health is not known")?;
+                let label = text(row, 2)?.ok_or(FileProblem::Missing("health".into()))?;
                 let health = Health::ALL.into_iter().find(|health| health.label() == label);
-                let health = health.ok_or_else(|| format!("`{label}` is none of up, lost and hung"))?;
+                let health =
+                    health.ok_or_else(|| FileProblem::malformed(format!("`{label}` is none of up, lost and hung")))?;
                 let trouble = text(row, 3)?.unwrap_or_default().chars().take(MOST_TROUBLE).collect();
                 let (seen_ns, what) = (needed(row, 0)?, Became::Health { health, trouble });
                 let before =
@@ -188,7 +190,7 @@ impl RecordingReader {
                 alloc_retries: number(row, 13)?,
                 ooms: number(row, 14)?,
             };
-            let (job, rank) = (text(row, 4)?.ok_or("job is not known")?, needed::<u32>(row, 5)?);
+            let (job, rank) = (text(row, 4)?.ok_or(FileProblem::Missing("job".into()))?, needed::<u32>(row, 5)?);
             let known = found.get(&(job.clone(), rank));
             let named = gpus(row, 8)?.or_else(|| known?.gpus.clone());
             let attributes: Option<BTreeMap<String, Scalar>> = json(row, 15)?;
@@ -234,7 +236,7 @@ impl RecordingReader {
         let query = format!("SELECT job, rank, gpus, {mesh} FROM ranks");
         let rows = self.rows("ranks", &query, 0, MOST_RANKS, |row| {
             let known = Known { gpus: gpus(row, 2)?, mesh: json(row, 3)? };
-            Ok(((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?), known))
+            Ok(((text(row, 0)?.ok_or(FileProblem::Missing("job".into()))?, needed(row, 1)?), known))
         })?;
         Ok(rows.into_iter().collect())
     }
@@ -281,7 +283,7 @@ impl Words for Rows {
 }
 
 /// A JSON array of UUIDs; an empty one counts as not known.
-fn gpus(row: &Row<'_>, at: usize) -> Result<Option<GpuList>, String> {
+fn gpus(row: &Row<'_>, at: usize) -> Result<Option<GpuList>, FileProblem> {
     let uuids: Option<Vec<String>> = json(row, at)?;
     Ok(uuids.filter(|uuids| !uuids.is_empty()).map(|uuids| GpuList::Many(uuids.into_iter().map(Gpu::Name).collect())))
 }

@@ -4,6 +4,7 @@
 //! not used; a row that cannot be read is counted with its table, and no other row is lost.
 
 use super::lines::{SkippedLines, refuse};
+use super::problem::FileProblem;
 use super::schema::{self, APPLICATION_ID, FORMAT_VERSION};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
@@ -13,6 +14,7 @@ use rusqlite::{Connection, ErrorCode, Row};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The most GPUs of one recording. A node does not have more.
@@ -100,8 +102,8 @@ impl RecordingReader {
     }
 
     /// Counts a row that was read and cannot be used.
-    pub fn skip(&mut self, number: usize, table: &str, problem: &str) {
-        self.skipped.add(&self.path, number, &format!("table {table}: {problem}"));
+    pub fn skip(&mut self, number: usize, table: &str, problem: impl fmt::Display) {
+        self.skipped.add(&self.path, number, format_args!("table {table}: {problem}"));
     }
 
     /// A value of the table `meta`; `None` if it is missing or of another type.
@@ -116,7 +118,7 @@ impl RecordingReader {
         table: &str,
         query: &str,
         parameter: i64,
-        read: impl Fn(&Row<'_>) -> Result<T, String>,
+        read: impl Fn(&Row<'_>) -> Result<T, FileProblem>,
         mut take: impl FnMut(T) -> Result<(), OpenError>,
     ) -> Result<(), OpenError> {
         let path = &self.path;
@@ -134,7 +136,7 @@ impl RecordingReader {
             number += 1;
             match read(row) {
                 Ok(good) => take(good)?,
-                Err(problem) => self.skipped.add(path, number, &format!("table {table}: {problem}")),
+                Err(problem) => self.skipped.add(path, number, format_args!("table {table}: {problem}")),
             }
         }
         Ok(())
@@ -147,7 +149,7 @@ impl RecordingReader {
         query: &str,
         parameter: i64,
         most: usize,
-        read: impl Fn(&Row<'_>) -> Result<T, String>,
+        read: impl Fn(&Row<'_>) -> Result<T, FileProblem>,
     ) -> Result<Vec<T>, OpenError> {
         let path = self.path.clone();
         let mut all = Vec::new();
@@ -167,8 +169,8 @@ impl RecordingReader {
                      memory_total_bytes, memory_reserved_bytes, known_until_ns FROM gpus ORDER BY gpu";
         let rows = self.rows("gpus", query, 0, MOST_GPUS, |row| {
             let device = Device {
-                index: text(row, 1)?.ok_or("gpu_index is not known")?,
-                uuid: text(row, 2)?.ok_or("uuid is not known")?,
+                index: text(row, 1)?.ok_or(FileProblem::Missing("gpu_index".into()))?,
+                uuid: text(row, 2)?.ok_or(FileProblem::Missing("uuid".into()))?,
                 name: text(row, 3)?,
                 pci_bus_id: text(row, 4)?,
                 parent_uuid: text(row, 5)?,
@@ -232,58 +234,63 @@ fn column(row: &Row<'_>, at: usize) -> String {
     row.as_ref().column_name(at).unwrap_or("a column").to_owned()
 }
 
-fn cell<'a>(row: &'a Row<'_>, at: usize) -> Result<ValueRef<'a>, String> {
-    row.get_ref(at).map_err(|error| error.to_string())
+/// The value of a column cannot be used.
+fn wrong(row: &Row<'_>, at: usize, problem: impl ToString) -> FileProblem {
+    FileProblem::Column { column: column(row, at), problem: problem.to_string() }
+}
+
+fn cell<'a>(row: &'a Row<'_>, at: usize) -> Result<ValueRef<'a>, FileProblem> {
+    row.get_ref(at).map_err(|error| wrong(row, at, error))
 }
 
 /// A whole number; `None` if it is not known.
-pub fn number<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<Option<T>, String> {
+pub fn number<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<Option<T>, FileProblem> {
     match cell(row, at)? {
         ValueRef::Null => Ok(None),
         ValueRef::Integer(number) => {
-            T::try_from(number).map(Some).map_err(|_| format!("{}: {number} is out of range", column(row, at)))
+            T::try_from(number).map(Some).map_err(|_| wrong(row, at, format!("{number} is out of range")))
         }
-        other => Err(format!("{}: {} instead of a whole number", column(row, at), other.data_type())),
+        other => Err(wrong(row, at, format!("{} instead of a whole number", other.data_type()))),
     }
 }
 
 /// A whole number that must be known.
-pub fn needed<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<T, String> {
-    number(row, at)?.ok_or_else(|| format!("{} is not known", column(row, at)))
+pub fn needed<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<T, FileProblem> {
+    number(row, at)?.ok_or_else(|| FileProblem::missing(column(row, at)))
 }
 
 /// A finite number; `None` if it is not known.
-pub(crate) fn real(row: &Row<'_>, at: usize) -> Result<Option<f64>, String> {
+pub(crate) fn real(row: &Row<'_>, at: usize) -> Result<Option<f64>, FileProblem> {
     match cell(row, at)? {
         ValueRef::Null => Ok(None),
         ValueRef::Real(number) if number.is_finite() => Ok(Some(number)),
         // A column without a type of its own may hold a whole number.
         #[allow(clippy::cast_precision_loss, reason = "watts and shares")]
         ValueRef::Integer(number) => Ok(Some(number as f64)),
-        other => Err(format!("{}: {} instead of a number", column(row, at), other.data_type())),
+        other => Err(wrong(row, at, format!("{} instead of a number", other.data_type()))),
     }
 }
 
 /// A text; `None` if it is not known.
-pub fn text(row: &Row<'_>, at: usize) -> Result<Option<String>, String> {
+pub fn text(row: &Row<'_>, at: usize) -> Result<Option<String>, FileProblem> {
     match cell(row, at)? {
         ValueRef::Null => Ok(None),
         ValueRef::Text(text) => match std::str::from_utf8(text) {
             Ok(text) => Ok(Some(text.to_owned())),
-            Err(_) => Err(format!("{} is not UTF-8 text", column(row, at))),
+            Err(_) => Err(wrong(row, at, "not UTF-8 text")),
         },
-        other => Err(format!("{}: {} instead of text", column(row, at), other.data_type())),
+        other => Err(wrong(row, at, format!("{} instead of text", other.data_type()))),
     }
 }
 
 /// A value as JSON; `None` if it is not known.
-pub fn json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<Option<T>, String> {
+pub fn json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<Option<T>, FileProblem> {
     let Some(text) = text(row, at)? else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", column(row, at)))
+    serde_json::from_str(&text).map(Some).map_err(|error| wrong(row, at, error))
 }
 
 /// A name in its wire form: `begin`, `phase`.
-pub fn word<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<T, String> {
-    let name = text(row, at)?.ok_or_else(|| format!("{} is not known", column(row, at)))?;
-    serde_json::from_value(name.into()).map_err(|error| format!("{}: {error}", column(row, at)))
+pub fn word<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<T, FileProblem> {
+    let name = text(row, at)?.ok_or_else(|| FileProblem::missing(column(row, at)))?;
+    serde_json::from_value(name.into()).map_err(|error| wrong(row, at, error))
 }

@@ -127,9 +127,9 @@ fn lacking(observed: &Path, headroom_bytes: u64) -> anyhow::Result<u64> {
 /// A JSON file, or a list, in which every id has colons.
 fn enabled(text: &str) -> anyhow::Result<Vec<Combination>> {
     let found = match File::open(text) {
-        Ok(file) => configured(file),
-        Err(_) if text.contains(':') => listed(text),
-        Err(error) => Err(error.to_string()),
+        Ok(file) => configured(file).map_err(anyhow::Error::from),
+        Err(_) if text.contains(':') => listed(text).map_err(anyhow::Error::from),
+        Err(error) => Err(error.into()),
     };
     found.map_err(|problem| anyhow::anyhow!("--enabled {}: {problem}", printable(text)))
 }

@@ -99,6 +99,20 @@ impl Line {
     }
 }
 
+/// Why steps do not show how memory grows with the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FitError {
+    /// There are no steps to learn from.
+    #[error("no step has a batch size and a known peak")]
+    NoSteps,
+    /// All steps have this batch size.
+    #[error("two batch sizes are needed to see how memory grows: all steps have {0}")]
+    OneSize(u64),
+    /// The growth is within the error of the fit.
+    #[error("memory does not grow with the batch size by more than its error")]
+    NoGrowth,
+}
+
 /// The largest batch with which the peak stays at or below a limit.
 ///
 /// # Errors
@@ -109,18 +123,17 @@ impl Line {
     clippy::cast_sign_loss,
     reason = "batches below 2^32, bytes below 2^53"
 )]
-pub fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64) -> Result<Fit, String> {
+pub fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64) -> Result<Fit, FitError> {
     points.sort_by_key(|point| (point.batch_size, point.peak_bytes));
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
-        return Err("no step has a batch size and a known peak".to_owned());
+        return Err(FitError::NoSteps);
     };
     if first.batch_size == last.batch_size {
-        let of = first.batch_size;
-        return Err(format!("two batch sizes are needed to see how memory grows: all steps have {of}"));
+        return Err(FitError::OneSize(first.batch_size));
     }
     let (line, most_observed) = (Line::of(&points), last.batch_size);
     if !line.is_certain() {
-        return Err("memory does not grow with the batch size by more than its error".to_owned());
+        return Err(FitError::NoGrowth);
     }
     let fits = |batch: u64| line.high(batch as f64) <= limit_bytes as f64;
     // The first batch that does not fit.
@@ -173,11 +186,10 @@ mod tests {
 
     #[test]
     fn what_points_do_not_say_is_not_said() {
-        assert!(fit(Vec::new(), MIB).is_err());
-        let one = fit(points(&[(32, 5), (32, 6)]), MIB).expect_err("one batch size");
-        assert!(one.ends_with("all steps have 32"), "{one}");
+        assert_eq!(fit(Vec::new(), MIB).err(), Some(FitError::NoSteps));
+        assert_eq!(fit(points(&[(32, 5), (32, 6)]), MIB).err(), Some(FitError::OneSize(32)));
         for flat in [[(1, 50), (2, 50), (3, 50)], [(1, 50), (2, 40), (3, 30)], [(1, 50), (2, 90), (3, 55)]] {
-            assert!(fit(points(&flat), 100 * MIB).is_err(), "{flat:?}");
+            assert_eq!(fit(points(&flat), 100 * MIB).err(), Some(FitError::NoGrowth), "{flat:?}");
         }
         let two = fit(points(&[(10, 200), (20, 300)]), 1_000 * MIB).expect("a line");
         assert_eq!((two.largest_batch_size, two.error_bytes, two.highest_peak_bytes), (Some(90), None, None));

@@ -4,8 +4,8 @@ mod fit;
 mod observed;
 mod recorded;
 
-pub use fit::{BatchPeak, Fit, fit};
-pub use observed::{Observed, Rank, Run};
+pub use fit::{BatchPeak, Fit, FitError, fit};
+pub use observed::{BatchError, Observed, Rank, RankProblem, Run};
 pub use recorded::read;
 
 /// The attribute of a step that has its batch size.

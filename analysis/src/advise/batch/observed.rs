@@ -4,7 +4,7 @@
 //! batch size counts by the steps before any larger one: PyTorch's allocator keeps what it has, so that later ones seem to need
 //! as much as the larger did. What does not count is counted.
 
-use super::fit::{BatchPeak, Fit, fit};
+use super::fit::{BatchPeak, Fit, FitError, fit};
 use serde::Serialize;
 use std::collections::BTreeMap;
 #[cfg(feature = "testing")]
@@ -69,6 +69,28 @@ pub struct Rank {
     pub unknown_ranks: BTreeMap<u32, String>,
 }
 
+/// Why no batch size can be advised.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    /// No step says how large its batch was.
+    #[error("no step has the attribute `{}` and a known peak", super::ATTRIBUTE)]
+    NoSteps,
+    /// The first rank of which it is not known, and why.
+    #[error("rank {0}: {1}")]
+    Rank(u32, RankProblem),
+}
+
+/// Why no batch size can be advised for one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RankProblem {
+    /// Nothing says how much memory there is.
+    #[error("the size of its GPU is not known")]
+    UnknownLimit,
+    /// Its steps do not show it.
+    #[error("{0}")]
+    Fit(#[from] FitError),
+}
+
 impl Observed {
     /// Adds a run of a rank, whose GPU may have at most `limit_bytes` bytes in use.
     pub fn add(&mut self, rank: u32, run: Run, limit_bytes: Option<u64>) {
@@ -87,13 +109,13 @@ impl Observed {
     /// The batch size that fits on every rank of which it is known.
     ///
     /// # Errors
-    /// It is known of none; says why.
-    pub fn advise(mut self) -> Result<Rank, String> {
+    /// It is known of none.
+    pub fn advise(mut self) -> Result<Rank, BatchError> {
         let mut unknown_ranks = BTreeMap::new();
         let mut best: Option<(u32, Fit)> = None;
         for (rank, of) in std::mem::take(&mut self.ranks) {
-            let limit = of.limit_bytes.ok_or_else(|| "the size of its GPU is not known".to_owned());
-            match limit.and_then(|limit_bytes| fit(of.points, limit_bytes)) {
+            let limit = of.limit_bytes.ok_or(RankProblem::UnknownLimit);
+            match limit.and_then(|limit_bytes| Ok(fit(of.points, limit_bytes)?)) {
                 Ok(fit) => {
                     if best.as_ref().is_none_or(|(_, known)| fit.largest_batch_size < known.largest_batch_size) {
                         best = Some((rank, fit));
@@ -103,12 +125,11 @@ impl Observed {
             }
         }
         let Some((rank, fit)) = best else {
-            let why = unknown_ranks.into_iter().next().map(|(rank, problem)| format!("rank {rank}: {problem}"));
-            return Err(
-                why.unwrap_or_else(|| format!("no step has the attribute `{}` and a known peak", super::ATTRIBUTE))
-            );
+            let first = unknown_ranks.into_iter().next();
+            return Err(first.map_or(BatchError::NoSteps, |(rank, problem)| BatchError::Rank(rank, problem)));
         };
         let Self { left_out: left_out_steps, several_in_one_process, .. } = self;
+        let unknown_ranks = unknown_ranks.into_iter().map(|(rank, problem)| (rank, problem.to_string())).collect();
         Ok(Rank { rank, fit, left_out_steps, several_in_one_process, unknown_ranks })
     }
 }
@@ -150,10 +171,11 @@ mod tests {
         let mut apart = Observed::default();
         [[(4, 40)], [(8, 80)]].iter().for_each(|steps| apart.add(0, run(steps), Some(1_000)));
         assert!(!apart.advise().expect("known").several_in_one_process);
-        assert_eq!(
-            Observed::default().advise().expect_err("none"),
-            "no step has the attribute `batch_size` and a known peak"
-        );
+        assert_eq!(Observed::default().advise().err(), Some(BatchError::NoSteps));
+        assert_eq!(BatchError::NoSteps.to_string(), "no step has the attribute `batch_size` and a known peak");
+        let mut unknown = Observed::default();
+        unknown.add(2, run(&[(4, 40), (8, 80)]), None);
+        assert_eq!(unknown.advise().err(), Some(BatchError::Rank(2, RankProblem::UnknownLimit)));
     }
 
     #[test]

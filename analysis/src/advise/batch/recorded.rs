@@ -3,6 +3,7 @@
 use super::ATTRIBUTE;
 use super::observed::{Observed, Run};
 use highwater_core::source::OpenError;
+use highwater_engine::recording::FileProblem;
 use highwater_engine::recording::rows::{RecordingReader, json, needed, text};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -33,7 +34,7 @@ pub fn read(path: &Path, headroom_bytes: u64, observed: &mut Observed) -> Result
         |row| {
             let attributes: Option<BTreeMap<String, Value>> = json(row, 3)?;
             let size = attributes.and_then(|of| of.get(ATTRIBUTE)?.as_u64());
-            Ok((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?, needed(row, 2)?, size))
+            Ok((text(row, 0)?.ok_or(FileProblem::Missing("job".into()))?, needed(row, 1)?, needed(row, 2)?, size))
         },
         |(job, rank, at_ns, size): (String, u32, i64, Option<u64>)| {
             let Some(size) = size else { return Ok(()) };
@@ -62,7 +63,7 @@ pub fn read(path: &Path, headroom_bytes: u64, observed: &mut Observed) -> Result
         query,
         0,
         |row| {
-            let rank = (text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?);
+            let rank = (text(row, 0)?.ok_or(FileProblem::Missing("job".into()))?, needed(row, 1)?);
             Ok((rank, [needed(row, 2)?, needed(row, 3)?], needed(row, 4)?))
         },
         |(rank, times, id): ((String, u32), [i64; 2], i64)| {

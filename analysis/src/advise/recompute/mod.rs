@@ -11,4 +11,4 @@ mod plans;
 pub use choose::{Choice, ChooseError, Offer, choose};
 pub use expression::{Dims, names};
 pub use plan_log::{Log, read};
-pub use plans::{Combination, Id, Plan, Strategy, configured, listed};
+pub use plans::{Combination, Id, Plan, PlanError, Strategy, configured, listed};

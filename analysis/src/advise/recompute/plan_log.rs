@@ -6,12 +6,10 @@
 //! line is in memory, and what is kept is bounded. Absent on purpose: the summary before September 2023, which has no bytes.
 
 use super::expression::{self, Dims};
-use super::plans::{self, Combination, Id, MOST_PLANS, Plan, quoted};
+use super::plans::{self, Combination, Id, MOST_PLANS, MOST_TABLE_BYTES, Plan, PlanError, quoted};
 use crate::log_lines::LogLines;
 use std::io::{self, BufRead};
 
-/// The most bytes of one table: twelve times that are kept, as its plans are in parts.
-const MOST_TABLE_BYTES: usize = 4 << 20;
 /// How many rows that cannot be read are kept to be shown.
 const MOST_SHOWN: usize = 100;
 
@@ -130,11 +128,9 @@ impl Reader {
         self.bytes = self.bytes.saturating_add(rest.columns.len());
         match rest.plan(number) {
             Ok(_) if self.bytes > MOST_TABLE_BYTES => {
-                self.unreadable(number, format!("the table has more than {MOST_TABLE_BYTES} bytes"));
+                self.unreadable(number, PlanError::TableTooLarge);
             }
-            Ok(_) if self.log.plans.len() >= MOST_PLANS => {
-                self.unreadable(number, format!("there are more than {MOST_PLANS} plans"));
-            }
+            Ok(_) if self.log.plans.len() >= MOST_PLANS => self.unreadable(number, PlanError::TooMany),
             Ok(plan) => self.log.plans.push(plan),
             Err(reason) => self.unreadable(number, reason),
         }
@@ -147,17 +143,17 @@ impl Reader {
         let id = match words.as_slice() {
             [_, "Recompute", "subgraph", cluster] => bounded(&format!("{cluster}:1:-1")),
             [_, "RecomputeWithCompromise", "subgraph", cluster] => bounded(&format!("{cluster}:2:-1")),
-            _ => Err(format!("`{}` is no option that is known", quoted(option))),
+            _ => Err(PlanError::UnknownOption(quoted(option))),
         };
         match (id, self.log.insight.last_mut()) {
             (Ok(_), _) if self.options >= MOST_PLANS => {
-                self.unreadable(number, format!("there are more than {MOST_PLANS} options"));
+                self.unreadable(number, PlanError::TooManyOptions);
             }
             (Ok(id), Some(row)) => {
                 row.push(Alternative { id, is_on: false });
                 (self.options, self.has_option) = (self.options + 1, true);
             }
-            (Ok(_), None) => self.unreadable(number, "an option outside of a row".to_owned()),
+            (Ok(_), None) => self.unreadable(number, PlanError::StrayOption),
             (Err(reason), _) => self.unreadable(number, reason),
         }
     }
@@ -198,21 +194,21 @@ impl Reader {
         }
     }
 
-    fn unreadable(&mut self, line: usize, reason: String) {
+    fn unreadable(&mut self, line: usize, reason: PlanError) {
         let unreadable = &mut self.log.unreadable;
         unreadable.count += 1;
         if unreadable.first.len() < MOST_SHOWN {
-            unreadable.first.push((line, reason));
+            unreadable.first.push((line, reason.to_string()));
         }
     }
 }
 
 /// One id, no longer than it may be.
-fn bounded(text: &str) -> Result<Id, String> {
+fn bounded(text: &str) -> Result<Id, PlanError> {
     let combination: Combination = text.parse()?;
     match combination.ids() {
         [id] => Ok(id.clone()),
-        _ => Err(format!("`{}` is not one id", quoted(text))),
+        _ => Err(PlanError::NotOne(quoted(text))),
     }
 }
 
@@ -250,7 +246,7 @@ fn row(line: &str) -> Option<(u64, Row<'_>)> {
 }
 
 impl Row<'_> {
-    fn plan(&self, line: usize) -> Result<Plan, String> {
+    fn plan(&self, line: usize) -> Result<Plan, PlanError> {
         let (id, rest) = word(self.columns);
         let mut plan = Plan {
             combination: id.parse()?,
@@ -265,7 +261,7 @@ impl Row<'_> {
         if frequency.is_empty() {
             return Ok(plan);
         }
-        let frequency = frequency.parse().map_err(|_| format!("the frequency `{}` is no number", quoted(frequency)))?;
+        let frequency = frequency.parse().map_err(|_| PlanError::Frequency(quoted(frequency)))?;
         plan.frequency = Some(frequency);
         let (saving, after) = word(rest);
         // A saving that has no number with the first batch's dimensions is an expression with blanks. Columns are at least
@@ -278,7 +274,7 @@ impl Row<'_> {
             None => rest.rsplit("  ").map(str::trim).find(|column| !column.is_empty()).unwrap_or_default(),
         };
         if expression.len() > expression::MOST_BYTES {
-            return Err(format!("the saving has {} bytes, and may have {}", expression.len(), expression::MOST_BYTES));
+            return Err(PlanError::SavingTooLong(expression.len()));
         }
         plan.expression = (!expression.is_empty()).then(|| expression.to_owned());
         Ok(plan)
@@ -292,14 +288,14 @@ fn word(text: &str) -> (&str, &str) {
 }
 
 /// Bytes as `134,217,728`. `None` if it is no number.
-fn printed(text: &str) -> Result<Option<u64>, String> {
+fn printed(text: &str) -> Result<Option<u64>, PlanError> {
     let mut groups = text.split(',');
     let is_digits = |group: &str| !group.is_empty() && group.bytes().all(|byte| byte.is_ascii_digit());
     let is_number = groups.next().is_some_and(is_digits) && groups.all(|group| is_digits(group) && group.len() == 3);
     match is_number {
         true => match text.replace(',', "").parse() {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(_) => Err(format!("the saving `{}` is above 2^64 bytes", quoted(text))),
+            Err(_) => Err(PlanError::SavingTooLarge(quoted(text))),
         },
         false => Ok(None),
     }

@@ -15,6 +15,8 @@ use std::str::FromStr;
 pub const MOST_PLANS: usize = 4_096;
 /// The longest id of a plan, all its parts together, bytes.
 pub const MOST_ID_BYTES: usize = 4 << 10;
+/// The most bytes of one table: twelve times that are kept, as its plans are in parts.
+pub(super) const MOST_TABLE_BYTES: usize = 4 << 20;
 /// The longest JSON file, bytes: as many plans as there may be, each as long as it may be.
 const MOST_CONFIG_BYTES: u64 = 16 << 20;
 /// How much of a text a message quotes, characters.
@@ -74,31 +76,81 @@ impl fmt::Display for Id {
     }
 }
 
-impl FromStr for Id {
-    type Err = String;
+/// Why a plan, or a list of plans, cannot be read. Texts from outside are quoted at their begin.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// An id has other parts.
+    #[error("`{0}` is not of the form `cluster:strategy:count`")]
+    Form(String),
+    /// The cluster of an id is no name.
+    #[error("the cluster of `{0}` is empty or has blanks")]
+    Cluster(String),
+    /// The strategy of an id is not known.
+    #[error("the strategy of `{0}` is not 0, 1 or 2")]
+    Strategy(String),
+    /// The count of an id is no number.
+    #[error("the count of `{0}` is neither -1 nor a number")]
+    Count(String),
+    /// An id has this number of bytes.
+    #[error("the id has {0} bytes, and may have {MOST_ID_BYTES}")]
+    TooLong(usize),
+    /// Several ids stand where one belongs.
+    #[error("`{0}` is not one id")]
+    NotOne(String),
+    /// There are too many plans.
+    #[error("there are more than {MOST_PLANS} plans")]
+    TooMany,
+    /// The table has too many bytes.
+    #[error("the table has more than {MOST_TABLE_BYTES} bytes")]
+    TableTooLarge,
+    /// A row has an option that is not known.
+    #[error("`{0}` is no option that is known")]
+    UnknownOption(String),
+    /// There are too many options.
+    #[error("there are more than {MOST_PLANS} options")]
+    TooManyOptions,
+    /// An option belongs to no row.
+    #[error("an option outside of a row")]
+    StrayOption,
+    /// A file is not a list of plans.
+    #[error("{0}")]
+    Config(String),
+    /// The frequency of a row is no number.
+    #[error("the frequency `{0}` is no number")]
+    Frequency(String),
+    /// The expression of a row has this number of bytes.
+    #[error("the saving has {0} bytes, and may have {most}", most = super::expression::MOST_BYTES)]
+    SavingTooLong(usize),
+    /// The saving of a row is no number of bytes.
+    #[error("the saving `{0}` is above 2^64 bytes")]
+    SavingTooLarge(String),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Id {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Self, PlanError> {
         let mut parts = text.split(':');
         let (Some(cluster), Some(strategy), Some(count), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
-            return Err(format!("`{}` is not of the form `cluster:strategy:count`", quoted(text)));
+            return Err(PlanError::Form(quoted(text)));
         };
         if cluster.is_empty() || cluster.chars().any(|one| one.is_whitespace() || one.is_control() || one == ',') {
-            return Err(format!("the cluster of `{}` is empty or has blanks", quoted(text)));
+            return Err(PlanError::Cluster(quoted(text)));
         }
         let strategy = match strategy {
             "0" => Strategy::None,
             "1" => Strategy::Recompute,
             "2" => Strategy::RecomputeWithCompromise,
-            _ => return Err(format!("the strategy of `{}` is not 0, 1 or 2", quoted(text))),
+            _ => return Err(PlanError::Strategy(quoted(text))),
         };
         let count = match count {
             "-1" => None,
             count => match count.parse::<u32>() {
                 // Neither `+1` nor `01`, which would not be written as they were read.
                 Ok(number) if number.to_string() == count => Some(number),
-                _ => return Err(format!("the count of `{}` is neither -1 nor a number", quoted(text))),
+                _ => return Err(PlanError::Count(quoted(text))),
             },
         };
         Ok(Self { cluster: cluster.to_owned(), strategy, count })
@@ -135,12 +187,12 @@ impl fmt::Display for Combination {
 }
 
 impl FromStr for Combination {
-    type Err = String;
+    type Err = PlanError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, PlanError> {
         match text.len() {
             ..=MOST_ID_BYTES => text.split(',').map(|id| id.trim().parse()).collect::<Result<_, _>>().map(Self),
-            length => Err(format!("the id has {length} bytes, and may have {MOST_ID_BYTES}")),
+            length => Err(PlanError::TooLong(length)),
         }
     }
 }
@@ -180,11 +232,11 @@ impl Plan {
 /// What the older form of `ORTMODULE_MEMORY_OPT_CONFIG` enables: ids joined by commas.
 ///
 /// # Errors
-/// There are too many ids, or one cannot be read; says which.
-pub fn listed(text: &str) -> Result<Vec<Combination>, String> {
+/// There are too many ids, or one cannot be read.
+pub fn listed(text: &str) -> Result<Vec<Combination>, PlanError> {
     let ids: Vec<&str> = text.split(',').map(str::trim).filter(|id| !id.is_empty()).take(MOST_PLANS + 1).collect();
     if ids.len() > MOST_PLANS {
-        return Err(format!("there are more than {MOST_PLANS} plans"));
+        return Err(PlanError::TooMany);
     }
     ids.iter().map(|id| id.parse()).collect()
 }
@@ -192,13 +244,13 @@ pub fn listed(text: &str) -> Result<Vec<Combination>, String> {
 /// What the newer form enables: the file that `ORTMODULE_MEMORY_OPT_CONFIG` names, a JSON list of strings.
 ///
 /// # Errors
-/// It is too large or no such list, or a plan cannot be read; says which. A plan that was left out would no longer be
-/// enabled by what is advised.
-pub fn configured(file: impl Read) -> Result<Vec<Combination>, String> {
+/// It is too large or no such list, or a plan cannot be read. A plan that was left out would no longer be enabled by what
+/// is advised.
+pub fn configured(file: impl Read) -> Result<Vec<Combination>, PlanError> {
     let file = BufReader::new(file.take(MOST_CONFIG_BYTES));
     let mut deserializer = serde_json::Deserializer::from_reader(file);
     let plans = deserializer.deserialize_seq(Config).and_then(|plans| deserializer.end().map(|()| plans));
-    plans.map_err(|error| shown(&format!("no list of plans: {error}"), MOST_MESSAGE))
+    plans.map_err(|error| PlanError::Config(shown(&format!("no list of plans: {error}"), MOST_MESSAGE)))
 }
 
 struct Config;
@@ -220,7 +272,7 @@ impl<'de> Visitor<'de> for Config {
             }
         }
         match each.next_element::<IgnoredAny>()? {
-            Some(_) => Err(A::Error::custom(format!("there are more than {MOST_PLANS} plans"))),
+            Some(_) => Err(A::Error::custom(PlanError::TooMany)),
             None => Ok(plans),
         }
     }
@@ -271,23 +323,20 @@ mod tests {
             ("A+:1:-1,,B+:1:-1", "`` is not of the form `cluster:strategy:count`"),
             ("A\u{7}", "`A\u{fffd}` is not of the form `cluster:strategy:count`"),
         ] {
-            assert_eq!(text.parse::<Combination>().expect_err(text), problem);
+            assert_eq!(text.parse::<Combination>().expect_err(text).to_string(), problem);
         }
         let longest = format!("{}:1:-1", "A".repeat(MOST_ID_BYTES - 5));
         assert!(longest.parse::<Combination>().is_ok());
-        assert_eq!(
-            format!("A{longest}").parse::<Combination>().expect_err("too long"),
-            "the id has 4097 bytes, and may have 4096"
-        );
-        let quoting = "é".repeat(200).parse::<Id>().expect_err("no id");
-        assert!(quoting.starts_with(&format!("`{}…`", "é".repeat(MOST_QUOTED))), "{quoting}");
+        assert_eq!(format!("A{longest}").parse::<Combination>(), Err(PlanError::TooLong(4_097)));
+        let quoting = "é".repeat(200).parse::<Id>();
+        assert_eq!(quoting, Err(PlanError::Form(format!("{}…", "é".repeat(MOST_QUOTED)))));
     }
 
     #[test]
     fn both_forms_of_a_configuration() {
         assert_eq!(texts(&listed("BiasGelu+:1:1, Cast+:2:-1,").expect("a list")), ["BiasGelu+:1:1", "Cast+:2:-1"]);
         assert_eq!(listed(""), Ok(vec![]));
-        assert!(listed("BiasGelu+:1").is_err());
+        assert_eq!(listed("BiasGelu+:1"), Err(PlanError::Form("BiasGelu+:1".to_owned())));
         let json = r#"["BiasGelu+:1:1", "", "Dropout+:1:-1,Cast+:1:-1"]"#;
         assert_eq!(texts(&configured(json.as_bytes()).expect("a list")), ["BiasGelu+:1:1", "Dropout+:1:-1,Cast+:1:-1"]);
         assert_eq!(configured("[]".as_bytes()), Ok(vec![]));
@@ -299,7 +348,7 @@ mod tests {
             (r#"["A+:1:-1""#, "EOF"),
             (&format!("\"{}\"", "long".repeat(1_000)), "longlong"),
         ] {
-            let error = configured(json.as_bytes()).expect_err(json);
+            let error = configured(json.as_bytes()).expect_err(json).to_string();
             assert!(error.contains(problem) && error.chars().count() <= 301, "{json}: {error}");
         }
     }
@@ -309,12 +358,13 @@ mod tests {
         let plans = |count| vec!["A+:1:-1"; count];
         let json = |count| serde_json::to_vec(&plans(count)).expect("JSON");
         assert_eq!(configured(json(MOST_PLANS).as_slice()).map(|plans| plans.len()), Ok(MOST_PLANS));
-        assert!(configured(json(MOST_PLANS + 1).as_slice()).expect_err("one more").contains("more than 4096 plans"));
+        let refused = configured(json(MOST_PLANS + 1).as_slice()).expect_err("one more").to_string();
+        assert!(refused.contains("more than 4096 plans"), "{refused}");
         assert_eq!(listed(&plans(MOST_PLANS).join(",")).map(|plans| plans.len()), Ok(MOST_PLANS));
-        assert_eq!(listed(&plans(MOST_PLANS + 1).join(",")), Err("there are more than 4096 plans".to_owned()));
+        assert_eq!(listed(&plans(MOST_PLANS + 1).join(",")), Err(PlanError::TooMany));
         // A file without end is read to the bound.
         let endless = b"[\"".chain(std::io::repeat(b'A'));
-        assert!(configured(endless).expect_err("no end").contains("EOF"));
+        assert!(configured(endless).expect_err("no end").to_string().contains("EOF"));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Enters: a file, as a stream. Leaves: bytes, numbers and texts. Invariant: one buffer, whatever the lengths that the file
 //! names.
 
+use super::Parsed;
+use highwater_engine::recording::FileProblem;
 use std::io::{ErrorKind, Read};
 
 const BUFFER: usize = 1 << 18;
@@ -31,16 +33,22 @@ impl<R: Read> Input<R> {
 
     /// Reads until the buffer has at least `wanted` bytes. It must have room for them.
     #[cold]
-    fn fill(&mut self, wanted: usize) -> Result<(), String> {
+    fn fill(&mut self, wanted: usize) -> Parsed<()> {
         self.buffer.copy_within(self.at..self.end, 0);
         self.before += self.at as u64;
         (self.end, self.at) = (self.end - self.at, 0);
         while self.end < wanted {
             match self.reader.read(&mut self.buffer[self.end..]) {
-                Ok(0) => return Err(format!("it ends in the middle, after {} bytes", self.before + self.end as u64)),
+                Ok(0) => return Err(FileProblem::CutShort { after: self.before + self.end as u64 }.into()),
                 Ok(read) => self.end += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(format!("it cannot be read after {} bytes: {error}", self.position())),
+                Err(error) if error.kind() == ErrorKind::FileTooLarge => {
+                    return Err(FileProblem::TooLarge(error.to_string().into()).into());
+                }
+                Err(error) => {
+                    let (after, error) = (self.position(), error.to_string());
+                    return Err(FileProblem::Unreadable { after, error }.into());
+                }
             }
         }
         Ok(())
@@ -48,7 +56,7 @@ impl<R: Read> Input<R> {
 
     /// The next byte.
     #[inline]
-    pub fn byte(&mut self) -> Result<u8, String> {
+    pub fn byte(&mut self) -> Parsed<u8> {
         if self.at == self.end {
             self.fill(1)?;
         }
@@ -58,7 +66,7 @@ impl<R: Read> Input<R> {
 
     /// The next `count` bytes, at most as many as the longest text has.
     #[inline]
-    pub fn bytes(&mut self, count: usize) -> Result<&[u8], String> {
+    pub fn bytes(&mut self, count: usize) -> Parsed<&[u8]> {
         if self.end - self.at < count {
             self.fill(count)?;
         }
@@ -68,12 +76,12 @@ impl<R: Read> Input<R> {
 
     /// An unsigned number of `bytes` bytes, the lowest byte first.
     #[inline]
-    pub fn number(&mut self, bytes: usize) -> Result<u64, String> {
+    pub fn number(&mut self, bytes: usize) -> Parsed<u64> {
         Ok(self.bytes(bytes)?.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
     /// A signed number of `bytes` bytes, the lowest byte first. `None` if it is longer than any that is of use.
-    pub fn signed(&mut self, bytes: u64) -> Result<Option<i128>, String> {
+    pub fn signed(&mut self, bytes: u64) -> Parsed<Option<i128>> {
         if bytes > 16 {
             self.skip(bytes)?;
             return Ok(None);
@@ -84,7 +92,7 @@ impl<R: Read> Input<R> {
     }
 
     /// Skips `count` bytes.
-    pub fn skip(&mut self, mut count: u64) -> Result<(), String> {
+    pub fn skip(&mut self, mut count: u64) -> Parsed<()> {
         while count > 0 {
             if self.at == self.end {
                 self.fill(1)?;
@@ -97,13 +105,15 @@ impl<R: Read> Input<R> {
     }
 
     /// A line, without its end.
-    pub fn line(&mut self) -> Result<Vec<u8>, String> {
+    pub fn line(&mut self) -> Parsed<Vec<u8>> {
         let mut line = Vec::new();
         loop {
             match self.byte()? {
                 b'\n' => return Ok(line),
                 byte if line.len() < MOST_TEXT => line.push(byte),
-                _ => return Err(format!("a line is longer than {MOST_TEXT} bytes")),
+                _ => {
+                    return Err(FileProblem::TooLarge(format!("a line is longer than {MOST_TEXT} bytes").into()).into());
+                }
             }
         }
     }

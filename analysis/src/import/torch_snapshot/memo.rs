@@ -3,6 +3,9 @@
 //! Enters: values in the order in which they are remembered. Leaves: the value of a number. Invariant: two bytes a value
 //! while there are few different ones, four at most; a snapshot of gigabytes remembers tens of millions.
 
+use super::Parsed;
+use highwater_engine::recording::FileProblem;
+
 /// Values of one chunk.
 const CHUNK: usize = 4096;
 /// The most bytes of all values.
@@ -73,16 +76,18 @@ impl Memo {
     }
 
     /// Remembers a value under a number: that of one that is remembered already, or the next.
-    pub fn put(&mut self, at: usize, kept: Kept) -> Result<(), String> {
+    pub fn put(&mut self, at: usize, kept: Kept) -> Parsed<()> {
         if at < self.len {
             self.set(at, kept);
             return Ok(());
         }
         if at > self.len {
-            return Err(format!("it remembers a value as number {at} after {} others", self.len));
+            let problem = format!("it remembers a value as number {at} after {} others", self.len);
+            return Err(FileProblem::malformed(problem).into());
         }
         if self.bytes > MOST_BYTES {
-            return Err(format!("it remembers more than {} values, which take {MOST_BYTES} bytes", self.len));
+            let problem = format!("it remembers more than {} values, which take {MOST_BYTES} bytes", self.len);
+            return Err(FileProblem::TooLarge(problem.into()).into());
         }
         if at.is_multiple_of(CHUNK) {
             self.chunks.push(Chunk::Narrow(Vec::with_capacity(CHUNK)));

@@ -18,10 +18,10 @@ mod values;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
-use highwater_engine::recording::lines::{LineFile, refuse};
+use highwater_engine::recording::lines::LineFile;
 use highwater_engine::recording::points::Track;
 pub use highwater_engine::recording::tape::{Format, READING_NS, Tape, Times};
-use highwater_engine::recording::{SkippedLines, printable};
+use highwater_engine::recording::{FileProblem, SkippedLines, printable};
 use replay::Replay;
 use stacks::{NO_LINE, Stacks};
 use std::path::Path;
@@ -43,15 +43,18 @@ const MOST_BANDED: usize = 8;
 const MOST_FRAMES: usize = 64;
 const LONGEST_NAME: usize = 150;
 
+/// What is parsed of a snapshot. The error is in a box because every opcode of a large file returns one of these.
+type Parsed<T> = Result<T, Box<FileProblem>>;
+
 /// Reads a snapshot.
 ///
 /// # Errors
 /// It is cut short, contains code, is a pickle of something else, or exceeds the bounds of `docs/reports.md`.
 pub(crate) fn tape(path: &Path, file: &LineFile) -> Result<Tape, OpenError> {
-    let unreadable = |problem: String| refuse("recording_unreadable", path, problem);
+    let refused = |problem: Box<FileProblem>| file.refused(&problem);
     let mut stacks = Stacks::default();
     let mut replay = Replay::new(&mut stacks);
-    let top = pickle::read(file.bytes_up_to(MOST_BYTES), &mut stacks, &mut replay).map_err(unreadable)?;
+    let top = pickle::read(file.bytes_up_to(MOST_BYTES), &mut stacks, &mut replay).map_err(refused)?;
     let mut skipped = SkippedLines::default();
     for (count, what) in [
         (replay.skipped, "values that are no entries, segments or traces, or occur twice"),

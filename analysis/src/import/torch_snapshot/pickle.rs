@@ -4,10 +4,12 @@
 //! lists, while it is read. Invariants: nothing is executed, and what would be is refused by name; a list or dictionary that
 //! occurs again is not copied; memory does not grow with the file, but for what it says that may occur again.
 
+use super::Parsed;
 use super::input::{Input, MOST_TEXT};
 use super::memo::{Kept, Memo};
 use super::stacks::Stacks;
 use super::values::{CONTAINER_BYTES, Dict, Sink, Top, Value};
+use highwater_engine::recording::FileProblem;
 use std::io::Read;
 
 /// The most values that wait for their container, and what they may take, bytes. Python hands over a thousand at a time.
@@ -23,7 +25,7 @@ const MANY: usize = 1 << 12;
 ///
 /// # Errors
 /// It is cut short, has code, or is no pickle of a snapshot; says why and where.
-pub(super) fn read<R: Read, S: Sink>(reader: R, stacks: &mut Stacks, sink: &mut S) -> Result<Top, String> {
+pub(super) fn read<R: Read, S: Sink>(reader: R, stacks: &mut Stacks, sink: &mut S) -> Parsed<Top> {
     let (values, marks, memo) = (Vec::new(), Vec::new(), Memo::default());
     let mut machine = Machine { input: Input::new(reader), stacks, sink, values, marks, memo, waiting_bytes: 0 };
     loop {
@@ -51,7 +53,7 @@ struct Machine<'a, R, S> {
 
 impl<R: Read, S: Sink> Machine<'_, R, S> {
     #[inline(always)]
-    fn step(&mut self, opcode: u8) -> Result<(), String> {
+    fn step(&mut self, opcode: u8) -> Parsed<()> {
         match opcode {
             b'h' => self.index(1).and_then(|at| self.recall(at)),
             b'j' => self.index(4).and_then(|at| self.recall(at)),
@@ -99,11 +101,14 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
 
     /// What snapshots have once, or never.
     #[cold]
-    fn seldom(&mut self, opcode: u8) -> Result<(), String> {
+    fn seldom(&mut self, opcode: u8) -> Parsed<()> {
         match opcode {
             0x80 => match self.input.byte()? {
                 2..=5 => Ok(()),
-                protocol => Err(format!("it is written in protocol {protocol}; 2 to 5 are known")),
+                protocol => {
+                    let problem = format!("it is written in protocol {protocol}; 2 to 5 are known");
+                    Err(FileProblem::malformed(problem).into())
+                }
             },
             0x95 => self.input.skip(8),
             b'G' => self.passed_over(8),
@@ -129,72 +134,82 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                 Err(code(&format!("{module}.{name}")))
             }
             b'R' | b'b' | b'o' | 0x81..=0x84 | 0x92 => Err(code("an object")),
-            b'P' | b'Q' | 0x97 | 0x98 => Err("it needs data that are not in the file".to_owned()),
-            _ => Err(format!("byte {} is {opcode:#04x}, which begins nothing in a pickle", self.input.position() - 1)),
+            b'P' | b'Q' | 0x97 | 0x98 => Err(FileProblem::malformed("it needs data that are not in the file").into()),
+            _ => {
+                let at = self.input.position() - 1;
+                let problem = format!("byte {at} is {opcode:#04x}, which begins nothing in a pickle");
+                Err(FileProblem::malformed(problem).into())
+            }
         }
     }
 
+    #[cold]
+    fn damaged(&self, problem: &'static str) -> Box<FileProblem> {
+        FileProblem::Damaged { problem, at: self.input.position() }.into()
+    }
+
     #[inline]
-    fn push(&mut self, value: Value) -> Result<(), String> {
+    fn push(&mut self, value: Value) -> Parsed<()> {
         if self.values.len() >= MOST_WAITING || self.waiting_bytes > MOST_WAITING_BYTES {
-            return Err(format!(
-                "more than {MOST_WAITING} values, or {MOST_WAITING_BYTES} bytes of them, wait for their list"
-            ));
+            let problem =
+                format!("more than {MOST_WAITING} values, or {MOST_WAITING_BYTES} bytes of them, wait for their list");
+            return Err(FileProblem::TooLarge(problem.into()).into());
         }
         self.values.push(value);
         Ok(())
     }
 
-    fn pop(&mut self) -> Result<Value, String> {
+    fn pop(&mut self) -> Parsed<Value> {
         let begun = self.marks.last().copied().unwrap_or(0);
         if self.values.len() <= begun {
-            return Err(format!("a value is missing before byte {}", self.input.position()));
+            return Err(self.damaged("a value is missing before"));
         }
         self.values.pop().ok_or_else(no_mark)
     }
 
-    fn mark(&mut self) -> Result<(), String> {
+    fn mark(&mut self) -> Parsed<()> {
         self.marks.push(self.values.len());
         if self.marks.len() > MOST_OPEN {
-            return Err(format!("more than {MOST_OPEN} lists are open, one inside the other"));
+            let problem = format!("more than {MOST_OPEN} lists are open, one inside the other");
+            return Err(FileProblem::TooLarge(problem.into()).into());
         }
         Ok(())
     }
 
-    fn open_dict(&mut self) -> Result<(), String> {
+    fn open_dict(&mut self) -> Parsed<()> {
         if self.values.len().saturating_sub(self.marks.last().copied().unwrap_or(0)) > MANY {
             self.append_early()?;
         }
         self.open(Value::Dict(Box::default()))
     }
 
-    fn open(&mut self, container: Value) -> Result<(), String> {
+    fn open(&mut self, container: Value) -> Parsed<()> {
         self.waiting_bytes += CONTAINER_BYTES;
         self.push(container)
     }
 
     /// The number of something that is remembered.
     #[inline]
-    fn index(&mut self, bytes: usize) -> Result<usize, String> {
+    fn index(&mut self, bytes: usize) -> Parsed<usize> {
         self.input.number(bytes).map(|at| usize::try_from(at).unwrap_or(usize::MAX))
     }
 
-    fn unsigned(&mut self, bytes: usize) -> Result<(), String> {
+    fn unsigned(&mut self, bytes: usize) -> Parsed<()> {
         let number = self.input.number(bytes)?;
         self.push(Value::Int(number.cast_signed()))
     }
 
-    fn signed(&mut self, bytes: u64) -> Result<(), String> {
+    fn signed(&mut self, bytes: u64) -> Parsed<()> {
         let number = self.input.signed(bytes)?;
         self.push(number.map_or(Value::Other, Value::number))
     }
 
-    fn passed_over(&mut self, bytes: u64) -> Result<(), String> {
+    fn passed_over(&mut self, bytes: u64) -> Parsed<()> {
         self.input.skip(bytes)?;
         self.push(Value::Other)
     }
 
-    fn text(&mut self, bytes: usize) -> Result<(), String> {
+    fn text(&mut self, bytes: usize) -> Parsed<()> {
         let length = self.input.number(bytes)?;
         let Some(short) = usize::try_from(length).ok().filter(|length| *length <= MOST_TEXT) else {
             self.stacks.left_out += 1;
@@ -209,7 +224,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     }
 
     /// Values since the last mark, and the mark.
-    fn since_mark(&mut self) -> Result<usize, String> {
+    fn since_mark(&mut self) -> Parsed<usize> {
         let begin = self.marks.pop().ok_or_else(no_mark)?;
         if begin > self.values.len() || self.marks.last().is_some_and(|outer| begin < *outer) {
             Err(no_mark())
@@ -219,7 +234,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     }
 
     /// Values that are of no use but for what they contain.
-    fn drop_to_mark(&mut self) -> Result<(), String> {
+    fn drop_to_mark(&mut self) -> Parsed<()> {
         let begin = self.since_mark()?;
         for value in self.values.split_off(begin) {
             self.consume(value)?;
@@ -227,11 +242,11 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         Ok(())
     }
 
-    fn set_items(&mut self) -> Result<(), String> {
+    fn set_items(&mut self) -> Parsed<()> {
         let begin = self.since_mark()?;
         let Some(at) = begin.checked_sub(1) else { return Err(no_mark()) };
         if (self.values.len() - begin) % 2 == 1 {
-            return Err(format!("a key has no value before byte {}", self.input.position()));
+            return Err(self.damaged("a key has no value before"));
         }
         let mut target = std::mem::take(&mut self.values[at]);
         for key in (begin..self.values.len()).step_by(2) {
@@ -246,7 +261,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                 }
                 // Keys of other types, and what is of no use.
                 (Value::Dict(_) | Value::Other, _) => {}
-                _ => return Err(format!("items have no dictionary before byte {}", self.input.position())),
+                _ => return Err(self.damaged("items have no dictionary before")),
             }
         }
         self.values.truncate(begin);
@@ -254,20 +269,20 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         Ok(())
     }
 
-    fn append_items(&mut self) -> Result<(), String> {
+    fn append_items(&mut self) -> Parsed<()> {
         let begin = self.since_mark()?;
         self.append(begin)
     }
 
     /// Puts all values since the last mark into their list, before another one comes.
     #[cold]
-    fn append_early(&mut self) -> Result<(), String> {
+    fn append_early(&mut self) -> Parsed<()> {
         let begin = self.marks.last().copied().unwrap_or(0);
         let is_list = begin.checked_sub(1).is_some_and(|at| matches!(self.values.get(at), Some(Value::List(_))));
         if is_list { self.append(begin) } else { Ok(()) }
     }
 
-    fn append(&mut self, begin: usize) -> Result<(), String> {
+    fn append(&mut self, begin: usize) -> Parsed<()> {
         let Some(at) = begin.checked_sub(1) else { return Err(no_mark()) };
         let mut target = std::mem::take(&mut self.values[at]);
         for item in begin..self.values.len() {
@@ -280,7 +295,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                     self.waiting_bytes = (self.waiting_bytes + list.weight()).saturating_sub(before);
                 }
                 Value::Other => {}
-                _ => return Err(format!("items have no list before byte {}", self.input.position())),
+                _ => return Err(self.damaged("items have no list before")),
             }
         }
         self.values.truncate(begin);
@@ -290,7 +305,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
 
     /// A value of which nothing more will come, as it goes into another one.
     #[inline]
-    fn consume(&mut self, value: Value) -> Result<Value, String> {
+    fn consume(&mut self, value: Value) -> Parsed<Value> {
         let (slot, weight, value) = match value {
             Value::Dict(dict) => {
                 let Dict { slot, weight, .. } = *dict;
@@ -310,7 +325,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     }
 
     /// Remembers the last value.
-    fn remember(&mut self, at: usize) -> Result<(), String> {
+    fn remember(&mut self, at: usize) -> Parsed<()> {
         let open = Kept::Open(u32::try_from(self.values.len().saturating_sub(1)).unwrap_or(u32::MAX >> 3));
         let kept = match self.values.last_mut() {
             Some(Value::Dict(dict)) => {
@@ -327,7 +342,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         self.memo.put(at, kept)
     }
 
-    fn recall(&mut self, at: usize) -> Result<(), String> {
+    fn recall(&mut self, at: usize) -> Parsed<()> {
         let value = match self.memo.get(at) {
             Some(Kept::Text(text)) => Value::Text(text),
             Some(Kept::Frame(frame)) => {
@@ -353,7 +368,10 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                 self.sink.skipped(1);
                 Value::Other
             }
-            None => return Err(format!("byte {} refers to a value that was not before it", self.input.position())),
+            None => {
+                let problem = format!("byte {} refers to a value that was not before it", self.input.position());
+                return Err(FileProblem::malformed(problem).into());
+            }
         };
         self.push(value)
     }
@@ -362,14 +380,14 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
 impl<R: Read, S: Sink> Machine<'_, R, S> {
     /// Something occurs again that waits for its list. It is complete, unless it is the one to which items are added now.
     #[cold]
-    fn complete(&mut self, slot: usize, place: usize) -> Result<(), String> {
+    fn complete(&mut self, slot: usize, place: usize) -> Parsed<()> {
         let is_it = match self.values.get(place) {
             Some(Value::Dict(dict)) => dict.slot == Some(slot),
             Some(Value::List(list)) => list.slot == Some(slot),
             _ => false,
         };
         if !is_it || self.marks.contains(&(place + 1)) {
-            return Err(format!("a list contains itself at byte {}", self.input.position()));
+            return Err(self.damaged("a list contains itself at"));
         }
         let value = std::mem::take(&mut self.values[place]);
         self.values[place] = self.consume(value)?;
@@ -377,12 +395,12 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     }
 }
 
-fn no_mark() -> String {
-    "a value is missing that should be before its list".to_owned()
+fn no_mark() -> Box<FileProblem> {
+    FileProblem::malformed("a value is missing that should be before its list").into()
 }
 
-fn code(what: &str) -> String {
+fn code(what: &str) -> Box<FileProblem> {
     let what: String =
         what.chars().take(100).map(|one| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one }).collect();
-    format!("it would have Python make or call {what}: a snapshot has only data, and nothing is executed")
+    FileProblem::Code(what).into()
 }

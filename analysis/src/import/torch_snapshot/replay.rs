@@ -5,10 +5,12 @@
 //! without having been allocated in the trace, and blocks that never were, have been there from the begin; everything is done
 //! in one pass, in memory that grows with what is allocated at a time and not with the trace.
 
+use super::Parsed;
 use super::bands::{Banded, Bands};
 use super::curve::{AllocatorCurve, Level};
 use super::stacks::{NONE, Stacks};
 use super::values::{Entry, MOST_DEVICES, Segment, Sink, Top};
+use highwater_engine::recording::FileProblem;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The most allocations at a time of all traces, and the most blocks of all segments.
@@ -175,15 +177,15 @@ impl Replay {
 }
 
 impl Sink for Replay {
-    fn trace(&mut self) -> Result<u32, String> {
+    fn trace(&mut self) -> Parsed<u32> {
         if self.traces.len() >= MOST_DEVICES {
-            return Err(format!("it has more than {MOST_DEVICES} traces"));
+            return Err(FileProblem::too_many(MOST_DEVICES, "traces").into());
         }
         self.traces.push(DeviceTrace::default());
-        u32::try_from(self.traces.len() - 1).map_err(|error| error.to_string())
+        Ok(u32::try_from(self.traces.len() - 1).unwrap_or(u32::MAX))
     }
 
-    fn entry(&mut self, trace: u32, entry: Entry) -> Result<(), String> {
+    fn entry(&mut self, trace: u32, entry: Entry) -> Parsed<()> {
         let Some(trace) = self.traces.get_mut(trace as usize) else { return Ok(()) };
         let (live, held) = (trace.live.len(), trace.held.len());
         let has_room = self.held < MOST_HELD || trace.held.contains_key(&entry.stack);
@@ -193,12 +195,12 @@ impl Sink for Replay {
         self.live = self.live + trace.live.len() - live;
         self.held = self.held + trace.held.len() - held;
         if self.live > MOST_LIVE {
-            return Err(format!("more than {MOST_LIVE} allocations live at a time"));
+            return Err(FileProblem::too_many(MOST_LIVE, "live allocations at a time").into());
         }
         Ok(())
     }
 
-    fn segment(&mut self, segment: Segment) -> Result<(), String> {
+    fn segment(&mut self, segment: Segment) -> Parsed<()> {
         let Segment { device, total, blocks } = segment;
         let sums = self.segments.entry(device).or_insert(Segments { reserved: 0, in_use: 0, requested: Some(0) });
         sums.reserved = sums.reserved.saturating_add(total);
@@ -208,13 +210,13 @@ impl Sink for Replay {
         }
         for block in blocks.iter().filter(|block| block.is_allocated) {
             if self.blocks.len() >= MOST_LIVE {
-                return Err(format!("its segments have more than {MOST_LIVE} blocks in use"));
+                return Err(FileProblem::too_many(MOST_LIVE, "blocks in use in its segments").into());
             }
             let (address, requested, stack) = (block.address, block.requested.unwrap_or(block.size), block.stack);
             self.blocks.push(Resident { device, address, requested, stack });
         }
         if self.segments.len() > MOST_DEVICES {
-            return Err(format!("it has segments of more than {MOST_DEVICES} devices"));
+            return Err(FileProblem::too_many(MOST_DEVICES, "devices in its segments").into());
         }
         Ok(())
     }
@@ -225,12 +227,12 @@ impl Sink for Replay {
 }
 
 /// A sum that no real allocator reaches is an error.
-fn sum(level: i64, bytes: i64) -> Result<i64, String> {
-    level.checked_add(bytes).ok_or_else(|| "its sizes add up to more than 2^63 bytes".to_owned())
+fn sum(level: i64, bytes: i64) -> Parsed<i64> {
+    level.checked_add(bytes).ok_or_else(|| FileProblem::malformed("its sizes add up to more than 2^63 bytes").into())
 }
 
 impl DeviceTrace {
-    fn add(&mut self, actions: &Actions, entry: &Entry) -> Result<(), String> {
+    fn add(&mut self, actions: &Actions, entry: &Entry) -> Parsed<()> {
         if self.events == 0 {
             self.bands.change(0, entry.time_us, NONE, 0);
         }
@@ -243,7 +245,8 @@ impl DeviceTrace {
         // An entry without a time was after the one before it.
         let time_us = self.last_us;
         let action = entry.action;
-        let size = i64::try_from(entry.size).map_err(|_| format!("an entry has {} bytes", entry.size))?;
+        let size = i64::try_from(entry.size)
+            .map_err(|_| FileProblem::malformed(format!("an entry has {} bytes", entry.size)))?;
         if action == actions.alloc {
             self.allocated = sum(self.allocated, size)?;
             self.hold(entry.stack, size, 1);
@@ -257,7 +260,7 @@ impl DeviceTrace {
             }
         } else if actions.free.contains(&action) {
             if let Some((bytes, stack)) = entry.address.and_then(|address| self.live.remove(&address)) {
-                let bytes = i64::try_from(bytes).map_err(|error| error.to_string())?;
+                let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
                 self.allocated = sum(self.allocated, -bytes)?;
                 self.hold(stack, -bytes, -1);
                 self.bands.change(self.events, time_us, stack, -bytes);

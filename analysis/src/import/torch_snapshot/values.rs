@@ -3,12 +3,14 @@
 //! Enters: dictionaries and lists as their items come. Leaves: segments and entries, one by one, to a `Sink`. Invariants: known
 //! by their members and not by where they are; what is not known is passed over.
 
+use super::Parsed;
 use super::members::{
     ACTION, ACTIVE_ALLOCATED, ACTIVE_AWAITING_FREE, ACTIVE_PENDING_FREE, ADDR, ADDRESS, BLOCKS, DEVICE, DEVICE_FREE,
     DEVICE_TRACES, FILENAME, FRAMES, LINE, MEMBERS, NAME, REQUESTED_SIZE, SEGMENTS, SIZE, STATE, TIME_US, TOTAL_SIZE,
 };
 use super::memo::Kept;
 use super::stacks::{Frame, NO_LINE, NONE, Stacks};
+use highwater_engine::recording::FileProblem;
 
 /// The most members of a dictionary that are looked at, and frames of a stack.
 const MOST_MEMBERS: usize = 64;
@@ -56,11 +58,11 @@ pub(super) struct Entry {
 /// Where segments and entries go.
 pub(super) trait Sink {
     /// A trace begins; returns its number.
-    fn trace(&mut self) -> Result<u32, String>;
+    fn trace(&mut self) -> Parsed<u32>;
     /// An entry of a trace.
-    fn entry(&mut self, trace: u32, entry: Entry) -> Result<(), String>;
+    fn entry(&mut self, trace: u32, entry: Entry) -> Parsed<()>;
     /// A segment.
-    fn segment(&mut self, segment: Segment) -> Result<(), String>;
+    fn segment(&mut self, segment: Segment) -> Parsed<()>;
     /// Counts `count` values that are no entry, segment or trace where one should be.
     fn skipped(&mut self, count: u64);
 }
@@ -117,12 +119,15 @@ impl Value {
     }
 
     /// The whole snapshot. Before PyTorch 2.0, that was a list of segments.
-    pub fn top(self) -> Result<Top, String> {
+    pub fn top(self) -> Parsed<Top> {
         match self {
             Self::Top(top) => Ok(*top),
             Self::Segments => Ok(Top::default()),
-            _ => Err("it is a pickle, but no memory snapshot of PyTorch: it has no `segments` and no `device_traces`"
-                .to_owned()),
+            _ => {
+                let problem =
+                    "it is a pickle, but no memory snapshot of PyTorch: it has no `segments` and no `device_traces`";
+                Err(FileProblem::Foreign(problem).into())
+            }
         }
     }
 
@@ -282,7 +287,7 @@ impl List {
 
     /// Adds an item. What it is a list of is known by its first item of use; what does not belong there is counted.
     #[inline]
-    pub fn push(&mut self, item: Value, sink: &mut impl Sink) -> Result<(), String> {
+    pub fn push(&mut self, item: Value, sink: &mut impl Sink) -> Parsed<()> {
         match (&mut self.items, item) {
             (Items::Frames(frames), Value::Frame(_) | Value::Other) if frames.len() >= MOST_FRAMES => {}
             (Items::Frames(frames), Value::Frame(frame)) => frames.push(frame),
@@ -291,7 +296,7 @@ impl List {
             (Items::Segments, Value::Segment(segment)) => sink.segment(*segment)?,
             (Items::Blocks(blocks), Value::Block(block)) => blocks.push(*block),
             (Items::Traces(traces), _) if traces.len() >= MOST_DEVICES => {
-                return Err(format!("it has traces of more than {MOST_DEVICES} devices"));
+                return Err(FileProblem::too_many(MOST_DEVICES, "devices with traces").into());
             }
             (Items::Traces(traces), Value::Trace(trace)) => traces.push(Some(trace)),
             // The trace of a device that did nothing.
@@ -308,7 +313,7 @@ impl List {
     }
 
     /// Adds the first item of use.
-    fn begin(&mut self, item: Value, sink: &mut impl Sink) -> Result<(), String> {
+    fn begin(&mut self, item: Value, sink: &mut impl Sink) -> Parsed<()> {
         let (odd, skipped) = (self.odd, self.odd as u64);
         let lost = |most: usize| std::iter::repeat_n(None, odd.min(most));
         self.items = match item {

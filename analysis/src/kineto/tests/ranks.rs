@@ -1,7 +1,7 @@
 //! Tests of what the comparison of several ranks reports.
 
 use super::story::trace;
-use crate::kineto::{Kind, RankShare, Ranks, compare};
+use crate::kineto::{Kind, RankShare, Ranks, RanksError, compare};
 
 /// Two ranks whose clocks began 100 µs apart.
 fn compared(first: &str, second: &str) -> Ranks {
@@ -151,6 +151,6 @@ fn clocks_that_collectives_contradict_are_not_believed() {
 #[test]
 fn traces_that_are_not_of_different_ranks_are_refused() {
     let one = || trace(None, 3, "nccl AllReduce 1..2");
-    assert_eq!(compare(&[&one()]).expect_err("one"), "the traces of at least two ranks are needed");
-    assert_eq!(compare(&[&one(), &one()]).expect_err("twice"), "two traces are of rank 3");
+    assert_eq!(compare(&[&one()]).err(), Some(RanksError::TooFew));
+    assert_eq!(compare(&[&one(), &one()]).err(), Some(RanksError::SameRank(3)));
 }

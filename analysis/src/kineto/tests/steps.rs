@@ -1,7 +1,7 @@
 //! Tests of what the analysis reports about steps.
 
 use super::story::trace;
-use crate::kineto::{Activity, Analysis, Idle, Kind, Step, Stretch, analyse, analyse_and_draw};
+use crate::kineto::{Activity, Analysis, Idle, Kind, NothingOnGpu, Step, Stretch, analyse, analyse_and_draw};
 
 fn analysed(lines: &str) -> Analysis {
     analyse(&trace(Some(1_000_000), 0, lines)).expect("work")
@@ -128,7 +128,9 @@ fn a_collective_of_unknown_kind_is_communication_and_named() {
 #[test]
 fn a_trace_without_a_gpu_says_so() {
     let error = analyse(&trace(None, 0, "step 1 0..50\nloading 0..5")).expect_err("no work");
-    assert_eq!(error, "the trace has no kernel and no copy on any GPU");
+    assert_eq!(error, NothingOnGpu { is_cut_short: false });
+    let error = NothingOnGpu { is_cut_short: true }.to_string();
+    assert_eq!(error, "the trace has no kernel and no copy on any GPU, and ends before all its events");
 }
 
 #[test]

@@ -8,10 +8,10 @@ mod text;
 use super::spans::{Ended, Spans};
 use super::{Layers, Origin, Report, Room};
 use crate::import::bytes_of;
-use crate::kineto::{self, Activity, Analysis, Ranks, Stretch, Trace};
+use crate::kineto::{self, Activity, Analysis, Ranks, RanksError, Stretch, Trace};
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
-use highwater_engine::recording::{SkippedLines, Times, is_too_long};
+use highwater_engine::recording::{SkippedLines, Times, is_too_long, refuse};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -42,11 +42,8 @@ impl Traced {
 
 /// Reads a trace.
 pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
-    let refuse = |problem: String| OpenError {
-        reason: "recording_unreadable",
-        message: format!("{}: {problem}", path.display()),
-    };
-    let trace = kineto::read(bytes_of(path, kineto::MOST_BYTES)?).map_err(|error| refuse(error.to_string()))?;
+    let trace = kineto::read(bytes_of(path, kineto::MOST_BYTES)?);
+    let trace = trace.map_err(|error| refuse("recording_unreadable", path, error))?;
     let clock_ns = trace.clock_ns();
     // One event with a wrong time must not hide all others: what is far from the one in the middle is not drawn.
     let middle_ns = trace.ops.get(trace.ops.len() / 2).map_or(0, |op| op.begin_ns);
@@ -63,7 +60,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         (begin_ns, end_ns) = (begin_ns.min(ended.begin_ns), end_ns.max(ended.end_ns));
         spans.push(ended);
     });
-    let analysis = analysis.map_err(refuse)?;
+    let analysis = analysis.map_err(|error| refuse("recording_unreadable", path, error))?;
     spans.lose(far);
     spans.finish();
     let origin = Origin {
@@ -118,7 +115,7 @@ fn ended(stretch: &Stretch, rank: u32, clock_ns: i64) -> Ended {
 
 /// What ranks waited for each other, or why that is not known; `None` if fewer than two of these are traces.
 #[must_use]
-pub fn ranks(reports: &[Report]) -> Option<Result<Ranks, String>> {
+pub fn ranks(reports: &[Report]) -> Option<Result<Ranks, RanksError>> {
     let traces: Vec<&Trace> = reports.iter().filter_map(|report| Some(&report.trace.as_ref()?.trace)).collect();
     (traces.len() > 1).then(|| kineto::compare(&traces))
 }

@@ -41,6 +41,20 @@ const LINKS_KEEP_NS: i64 = 100 * MILLISECOND_NS;
 /// The largest answer that is read, bytes. It is the limit of the kubelet's own clients.
 const MOST_RESPONSE_BYTES: usize = 16 << 20;
 
+/// Why the kubelet gave no list.
+#[derive(Debug, thiserror::Error)]
+enum KubeletError {
+    #[error("{0}")]
+    Runtime(std::io::Error),
+    #[error("no answer within {TIMEOUT:?}")]
+    TimedOut,
+    /// Its status, or why it was not reached.
+    #[error("{0}")]
+    Call(String),
+    #[error("{0}")]
+    Answer(#[from] prost::DecodeError),
+}
+
 /// How to reach the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubeletSettings {
@@ -207,9 +221,9 @@ impl Kubelet {
         }
     }
 
-    fn ask(&self) -> Result<wire::Pods, String> {
+    fn ask(&self) -> Result<wire::Pods, KubeletError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| error.to_string())?;
+        let runtime = runtime.map_err(KubeletError::Runtime)?;
         let answer = runtime.block_on(async {
             // A new connection each time: the kubelet may have been restarted in between.
             let connector = Connector::new(Arc::new(Unix(self.socket.clone())), None);
@@ -223,9 +237,9 @@ impl Kubelet {
             };
             tokio::time::timeout(TIMEOUT, call.send(client, Bytes::new())).await
         });
-        let answer = answer.map_err(|_| format!("no answer within {TIMEOUT:?}"))?;
-        let answer = answer.map_err(|status| describe(&status))?;
-        wire::Pods::decode(answer).map_err(|error| error.to_string())
+        let answer =
+            answer.map_err(|_| KubeletError::TimedOut)?.map_err(|status| KubeletError::Call(describe(&status)))?;
+        Ok(wire::Pods::decode(answer)?)
     }
 }
 
@@ -247,12 +261,12 @@ struct Warned {
 }
 
 impl Warned {
-    fn log_change(&mut self, kubelet: &Kubelet, pods: &Result<wire::Pods, String>) {
+    fn log_change(&mut self, kubelet: &Kubelet, pods: &Result<wire::Pods, KubeletError>) {
         let socket = kubelet.socket.display();
         let pods = match pods {
             Err(error) => {
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%socket, error, "cannot read the GPUs of pods from the kubelet (kubelet.socket)");
+                    tracing::warn!(%socket, %error, "cannot read the GPUs of pods from the kubelet (kubelet.socket)");
                 }
                 return;
             }
@@ -383,15 +397,18 @@ mod tests {
             let settings = KubeletSettings { socket: Some(folder.path().join(name)), ..KubeletSettings::default() };
             Kubelet::new(&settings).expect("a socket is set").ask().expect_err("no list")
         };
-        assert!(asked("none").contains("No such file"), "{}", asked("none"));
+        let absent = asked("none");
+        assert!(matches!(&absent, KubeletError::Call(why) if why.contains("No such file")), "{absent:?}");
         let _silent = std::os::unix::net::UnixListener::bind(folder.path().join("silent")).expect("bound");
-        assert_eq!(asked("silent"), "no answer within 1s");
+        let silent = asked("silent");
+        assert!(matches!(silent, KubeletError::TimedOut) && silent.to_string() == "no answer within 1s", "{silent:?}");
         let babbler = std::os::unix::net::UnixListener::bind(folder.path().join("babbler")).expect("bound");
         let babbling = thread::spawn(move || {
             let (mut stream, _) = babbler.accept().expect("a request arrives");
             std::io::Write::write_all(&mut stream, &[0xff; 4096]).expect("written");
         });
-        assert!(!asked("babbler").is_empty());
+        let babbled = asked("babbler");
+        assert!(matches!(&babbled, KubeletError::Call(why) if !why.is_empty()), "{babbled:?}");
         babbling.join().expect("it ends");
     }
 

@@ -4,6 +4,7 @@
 //! than one of seconds. Only a file whose times go back is kept whole, to be sorted.
 
 use super::Folder;
+use crate::recording::FileProblem;
 use crate::recording::lines::{LineFile, SkippedLines};
 use crate::recording::tape::Words;
 use highwater_core::source::OpenError;
@@ -76,7 +77,7 @@ impl RankFile {
         )?;
         if !ordered && bytes > MOST_SORTED_BYTES {
             let problem = format!("its times go back, and with over {MOST_SORTED_BYTES} bytes it is too large to sort");
-            return Err(file.too_large(problem));
+            return Err(file.refused(&FileProblem::TooLarge(problem.into())));
         }
         let mut rank = Self { job: Arc::clone(job), file, span: (begin_ns, end_ns), sorted: None };
         if !ordered {
@@ -117,14 +118,14 @@ impl Words for Ranks {
 }
 
 impl Job {
-    fn annotation(&self, text: &str) -> Result<Annotation, String> {
+    fn annotation(&self, text: &str) -> Result<Annotation, FileProblem> {
         let line: Line = serde_json::from_str(text).map_err(|error| problem(&error))?;
         let mut attributes: BTreeMap<String, Scalar> = BTreeMap::new();
         for (name, value) in line.others {
             attributes.extend(scalar(value).map(|scalar| (name, scalar)));
         }
         let (event, kind, name) = match (line.ev.as_str(), line.phase) {
-            ("begin" | "end", None) => return Err("`phase` is missing".to_owned()),
+            ("begin" | "end", None) => return Err(FileProblem::malformed("`phase` is missing")),
             ("begin" | "end", Some(phase)) => {
                 let event = if line.ev == "begin" { EventType::Begin } else { EventType::End };
                 if phase == "step" { (event, Kind::Step, None) } else { (event, Kind::Phase, Some(phase)) }
@@ -163,9 +164,9 @@ impl Job {
 }
 
 /// The problem without the parser's own line number, which is 1 in a text of one line.
-fn problem(error: &serde_json::Error) -> String {
+fn problem(error: &serde_json::Error) -> FileProblem {
     let (text, place) = (error.to_string(), format!(" at line {} column {}", error.line(), error.column()));
-    format!("column {}: {}", error.column(), text.strip_suffix(&place).unwrap_or(&text))
+    FileProblem::malformed(format!("column {}: {}", error.column(), text.strip_suffix(&place).unwrap_or(&text)))
 }
 
 /// An attribute's value. A list or an object becomes its JSON text; `null` is left out.

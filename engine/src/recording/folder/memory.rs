@@ -1,5 +1,6 @@
 //! The memory of each GPU: change points from `realtime_ns,gpu,used_bytes` lines.
 
+use crate::recording::FileProblem;
 use crate::recording::lines::{LineFile, SkippedLines};
 use crate::recording::points::Track;
 use crate::recording::rows::MOST_GPUS;
@@ -19,26 +20,25 @@ pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Vec<Track>
 }
 
 /// What a file contains of one GPU so far.
-pub(super) fn gpu_of<T: Default>(by_gpu: &mut BTreeMap<u32, T>, gpu: u32) -> Result<&mut T, String> {
+pub(super) fn gpu_of<T: Default>(by_gpu: &mut BTreeMap<u32, T>, gpu: u32) -> Result<&mut T, FileProblem> {
     if by_gpu.len() >= MOST_GPUS && !by_gpu.contains_key(&gpu) {
-        return Err(format!("it has more than {MOST_GPUS} GPUs"));
+        return Err(FileProblem::too_many(MOST_GPUS, "GPUs"));
     }
     Ok(by_gpu.entry(gpu).or_default())
 }
 
-fn parse(line: &str) -> Result<Option<(i64, u32, u64)>, String> {
+fn parse(line: &str) -> Result<Option<(i64, u32, u64)>, FileProblem> {
     const HEADER: &str = "realtime_ns,gpu,used_bytes";
     if line.starts_with('#') || line == HEADER {
         return Ok(None);
     }
     let mut fields = line.split(',').map(str::trim);
     let (Some(at), Some(gpu), Some(used), None) = (fields.next(), fields.next(), fields.next(), fields.next()) else {
-        return Err(format!("`{HEADER}` is expected"));
+        return Err(FileProblem::malformed(format!("`{HEADER}` is expected")));
     };
-    let wrong = |name: &str, text: &str| format!("`{text}` is not a {name}");
     Ok(Some((
-        at.parse().map_err(|_| wrong("time in nanoseconds", at))?,
-        gpu.parse().map_err(|_| wrong("GPU number", gpu))?,
-        used.parse().map_err(|_| wrong("number of bytes", used))?,
+        at.parse().map_err(|_| FileProblem::not_a("time in nanoseconds", at))?,
+        gpu.parse().map_err(|_| FileProblem::not_a("GPU number", gpu))?,
+        used.parse().map_err(|_| FileProblem::not_a("number of bytes", used))?,
     )))
 }

@@ -1,6 +1,7 @@
 //! Utilization and power of each GPU: `realtime_ns,gpu,utilization_percent,power_mw` lines.
 
 use super::memory::gpu_of;
+use crate::recording::FileProblem;
 use crate::recording::lines::{LineFile, SkippedLines};
 use crate::recording::meters::Meters;
 use highwater_core::gpu::UsagePoint;
@@ -20,7 +21,7 @@ pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Meters, Op
     Ok(Meters::new(by_gpu))
 }
 
-fn parse(line: &str) -> Result<Option<(u32, UsagePoint)>, String> {
+fn parse(line: &str) -> Result<Option<(u32, UsagePoint)>, FileProblem> {
     if line.starts_with('#') || line == HEADER {
         return Ok(None);
     }
@@ -28,16 +29,16 @@ fn parse(line: &str) -> Result<Option<(u32, UsagePoint)>, String> {
     let (Some(at), Some(gpu), Some(percent), Some(milliwatts), None) =
         (fields.next(), fields.next(), fields.next(), fields.next(), fields.next())
     else {
-        return Err(format!("`{HEADER}` is expected"));
+        return Err(FileProblem::malformed(format!("`{HEADER}` is expected")));
     };
-    let number = |text: &str, name: &str| match text {
+    let number = |text: &str, name| match text {
         "" => Ok(None),
-        _ => text.parse::<f64>().map(Some).map_err(|_| format!("`{text}` is not a {name}")),
+        _ => text.parse::<f64>().map(Some).map_err(|_| FileProblem::not_a(name, text)),
     };
     Ok(Some((
-        gpu.parse().map_err(|_| format!("`{gpu}` is not a GPU number"))?,
+        gpu.parse().map_err(|_| FileProblem::not_a("GPU number", gpu))?,
         UsagePoint {
-            at_ns: at.parse().map_err(|_| format!("`{at}` is not a time in nanoseconds"))?,
+            at_ns: at.parse().map_err(|_| FileProblem::not_a("time in nanoseconds", at))?,
             utilization_ratio: number(percent, "percentage")?.map(|percent| percent / 100.0),
             power_watts: number(milliwatts, "power")?.map(|milliwatts| milliwatts / 1000.0),
             throttle_reasons: None,
