@@ -5,8 +5,11 @@ use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{Builder, JoinHandle};
 
-/// How much lower the priority of the HTTP and OTLP threads is than the sampler's.
+/// What is added to the process's nice value for the threads that call [`stand_back`], such as those of HTTP, OTLP, captures
+/// and recordings.
 const BEHIND: i32 = 10;
+/// The highest nice value.
+const LAST: i32 = 19;
 
 /// Starts a thread with this name. If it panics, the process is aborted, so that its supervisor restarts it. Without
 /// the thread the daemon would look alive and export stale values.
@@ -23,14 +26,16 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Join
     })
 }
 
-/// From now on the calling thread is woken at the time that it asks for. The kernel may else delay each wake-up by 50 µs; only
-/// sandboxes refuse this, at the cost of those 50 µs.
+/// Sets the calling thread's timer slack to 1 ns. By default, the kernel may delay each wake-up by 50 µs. Only sandboxes refuse
+/// the call, and the default then stays.
 pub fn wake_on_time() {
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
-/// Lowers the calling thread's priority below the sampler's: if cores are scarce, scrapes and exports wait for it and
-/// never the other way round. If the kernel refuses, all threads stay equal.
+/// Lowers the calling thread's priority below the sampler's. If cores are scarce, scrapes and exports wait for the sampler, and
+/// never the other way round. If the kernel refuses, the thread keeps its priority.
 pub fn stand_back() {
-    let _ = rustix::process::setpriority_process(None, BEHIND);
+    // That of the main thread, which never stands back.
+    let of_process = rustix::process::getpriority_process(Some(rustix::process::getpid())).unwrap_or(0);
+    let _ = rustix::process::setpriority_process(None, (of_process + BEHIND).min(LAST));
 }

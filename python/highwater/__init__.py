@@ -109,7 +109,7 @@ def configure(
     counters: Optional[Callable[[], Mapping[str, int]]] = None,
     mesh: Optional[Mapping[str, int]] = None,
 ) -> None:
-    """Sets what the environment does not say: the job's name, this process's rank of `world_size`, its GPU (index, UUID or
+    """Sets, in place of the environment's values, the job's name, this process's rank of `world_size`, its GPU (index, UUID or
     PCI bus id, or a list of them), the path of the daemon's socket or its address (`http://127.0.0.1:10450`), and a function
     that returns the allocator's counters (`allocated`, `reserved`, `active`, `inactive_split` in bytes, `alloc_retries`,
     `ooms`), called at each begin and end. `mesh` is where the process stands in the job's grid of parallel dimensions

@@ -9,7 +9,7 @@ dumps = _encoder.encode
 
 
 def name(value: Any) -> str:
-    """The text of a name; of something that has none, what it is."""
+    """The text of a name; the name of its type if it cannot be converted to text."""
     try:
         return value if isinstance(value, str) else str(value)
     except Exception:
@@ -23,7 +23,7 @@ def head(event: str, kind: str, text: str) -> str:
 
 
 def step_heads(number: Optional[int]) -> Tuple[str, str]:
-    """The same of a step's begin and of its end."""
+    """The beginnings of the JSON of a step's begin and of its end, up to the time."""
     fields = '"kind":"step",' if number is None else f'"kind":"step","step":{number},'
     return f'{{"event":"begin",{fields}"time_unix_nano":', f'{{"event":"end",{fields}"time_unix_nano":'
 

@@ -32,6 +32,10 @@ class Later:
         some."""
         raise NotImplementedError
 
+    def __len__(self) -> int:
+        """How many marks it stands for: as many are lost with it."""
+        return 1
+
 
 # Marks that wait, at most: some megabytes, and the marks of several seconds of a fast job.
 MOST_WAITING = 1 << 16
@@ -87,8 +91,8 @@ class Client:
         self.forget()
 
     def forget(self) -> None:
-        """Back to a process that has marked nothing: at the begin, and in a child after a fork, which is a sender of its
-        own. Its threads and connections are not the parent's."""
+        """Resets everything to a process that has marked nothing: at the begin, and in a forked child, which is a sender with
+        a thread and a connection of its own."""
         self.queue.clear()
         self.asleep = True
         # A signal handler may mark while the thread that it interrupts counts.
@@ -107,8 +111,8 @@ class Client:
 
     @property
     def is_child(self) -> bool:
-        """Whether this is a child, which marks for its parent's rank: that goes on when the child ends. Not known before
-        the first mark, because multiprocessing imports the program's modules earlier."""
+        """Whether this is a child that marks for its parent's rank, which continues when the child ends. Asked late, because
+        multiprocessing names the parent only after it has imported the program's modules."""
         return self.is_fork or multiprocessing.parent_process() is not None
 
     # On the job's threads.
@@ -128,7 +132,7 @@ class Client:
         if len(self.queue) < self.room:
             self.queue.append(marks)
         else:
-            self.lose(1)
+            self.lose(len(marks))
         if self.asleep:
             self.wake()
 
@@ -199,8 +203,8 @@ class Client:
         return self.rank if self.rank is not None else _identity.of_environment().rank
 
     def say(self, text: str, is_wanted: bool = True, about: str = "", of_rank: bool = False) -> None:
-        """Tells the user one thing about each subject; the rest is for those who ask for it. What is not about this rank is
-        said on the first one of a node."""
+        """Logs a warning, once for each subject; everything else goes to the debug level. A warning that is not about this
+        rank is logged only by the first rank of a node."""
         # Read here: something may be said before anything is sent.
         is_first = about not in self.said and (of_rank or (_identity.of_environment().local_rank or 0) == 0)
         if is_wanted and is_first:
@@ -210,7 +214,7 @@ class Client:
             log.debug("highwater: %s", text)
 
     def trouble(self, text: str, about: str, is_wanted: bool = True, of_rank: bool = False) -> None:
-        """The same of something that concerns the way of the marks, and that the status has."""
+        """Logs a problem as `say` does, and keeps it for `status`."""
         self.tally.problem = text
         self.say(text, is_wanted, about, of_rank)
 
@@ -300,14 +304,14 @@ class Sender:
         self.end()
 
     def end(self) -> None:
-        """The last marks, and that the rank has ended, where no connection's end says so."""
+        """Sends the last marks, and an event `exit` unless closing the connection ends the rank."""
         try:
             self.retry_at_s = 0.0
             deadline_s = time.monotonic() + EXIT_S / 2
             # Work on a GPU may still have to end.
             while not (is_empty := self.send_all()) and self.transport and time.monotonic() < deadline_s:
                 time.sleep(PERIOD_S / 5)
-            # A connection that sent only one mark is taken for a program that runs once for each.
+            # The daemon ignores the end of a connection with one mark: a script may run a program for each mark.
             ends_rank = self.transport and self.transport.ends_rank and self.sent_marks > 1
             if is_empty and self.sent_marks and not ends_rank and not self.client.is_child:
                 self.client.queue.append(('{"event":"exit","time_unix_nano":', time.time_ns(), ""))
@@ -332,7 +336,7 @@ class Sender:
             self.message = None
 
     def send(self, message: bytes) -> bool:
-        """Sends one message; whether it needs no further thought."""
+        """Sends one message. Returns False if it must be sent again."""
         self.follow_named()
         if self.transport is None and not self.open():
             return False
@@ -344,14 +348,14 @@ class Sender:
             self.client.trouble(str(error), "daemon")
             return True
         except OSError as error:
-            # The daemon is only slow: the socket is as good as before. Before Python 3.10 its timeout is no TimeoutError.
+            # A timeout means a slow daemon: keep the socket. (socket.timeout is a TimeoutError only since Python 3.10.)
             is_slow = isinstance(error, (TimeoutError, socket.timeout)) and self.transport.outlives_timeouts
             if not is_slow:
                 self.close_transport()
             log.debug("highwater: %s", error)
             return False
         except Exception as error:
-            # Nothing that sending again would mend. Its text may be the token's.
+            # Sending again would not help. The error's text may contain the token, so only its type is logged.
             self.close_transport()
             self.client.lose(message.count(b"\n"))
             self.client.trouble(f"marks cannot be sent: {type(error).__name__}", "daemon")
@@ -417,7 +421,7 @@ class Sender:
                 marks: Optional[Sequence[Mark]] = first.take()
             except Exception as error:
                 log.debug("highwater: %r", error)
-                self.client.lose(1)
+                self.client.lose(len(first))
                 marks = []
             if marks is None:
                 return None
@@ -438,10 +442,10 @@ class Sender:
             if len(head) + len(tail) > MOST_TEXT:
                 self.client.lose(1)
                 continue
-            # What the daemon has to hear once, and again if it is another one.
+            # Only the first event of a message has these: a daemon needs them once.
             first = "" if lines else self.first + self.take_lost()
             if places and '"attributes":' not in tail:
-                # An event with attributes of its own may have as many as there may be.
+                # Not added to an event with attributes of its own: it may already have the maximum.
                 first, places = first + places, ""
             line = f"{head}{at_ns}{tail}{first}{self.common}".encode()
             lines.append(line)
@@ -454,7 +458,7 @@ class Sender:
         return f',"lost":{min(lost, 2**32 - 1)}' if lost else ""
 
     def prepare(self) -> None:
-        """What every event says, and what the first of a message says, from what is configured."""
+        """Builds the fields of every event, and those of a message's first event, if the configuration has changed."""
         client = self.client
         configured = (client.job, client.rank, client.world_size, client.mesh, client.gpu, client.places)
         if configured == self.configured:

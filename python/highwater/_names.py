@@ -92,7 +92,7 @@ def _stem(path: str) -> str:
 
 
 def _run_of_launcher(known: Mapping[str, str]) -> Optional[str]:
-    """What all ranks of a run know and no other run: where they meet, or the Job of Kubernetes, or else who started them."""
+    """What only the ranks of one run share: the rendezvous address, the Kubernetes Job, or else the starting process."""
     port, address = known.get("MASTER_PORT"), known.get("MASTER_ADDR", "")
     if port:
         is_here = address in ("", "localhost", "::1") or address.startswith("127.")
@@ -116,7 +116,7 @@ def _process(pid: int) -> str:
 
 
 def _container() -> str:
-    """What to write before a process id or a port, which is another process's in another container; empty outside of one."""
+    """The prefix of a process id or port, which is unique only within a container; empty outside of containers."""
     pids = _namespace("pid")
     if pids == _FIRST_PIDS:
         return ""
@@ -154,7 +154,7 @@ def _first_of(pid: int) -> int:
 
 
 def _parent(pid: int) -> Optional[int]:
-    """The process whose program this one runs a part of, or None if it is a program of its own."""
+    """The parent, if this process was forked from it or started by its multiprocessing; None for a program of its own."""
     try:
         parent, flags = _parent_and_flags(pid)
         command, above = _command(pid), _command(parent)

@@ -59,8 +59,8 @@ class Transport:
 
 
 class Held:
-    """A socket whose descriptor is known again. A job may close all descriptors, as daemons do when they begin, and open files
-    of its own under their numbers: nothing may be written to those, nor may they be closed."""
+    """A socket that notices when its descriptor was closed and used again. A job may close all descriptors, as programs that
+    become daemons do, and open its own files under the same numbers. These must be neither written to nor closed."""
 
     def __init__(self, held: Optional[socket.socket]) -> None:
         assert held is not None
@@ -76,7 +76,7 @@ class Held:
         return status.st_dev, status.st_ino
 
     def is_ours(self) -> bool:
-        """Whether its number still stands for it. If not, the number is forgotten: the socket's end would close it."""
+        """Whether the descriptor is still the socket's. If not, detaches it: closing it would close the job's file."""
         is_ours = self.identity is not None and self.known() == self.identity
         if not is_ours:
             self.socket.detach()
@@ -125,9 +125,9 @@ class UnixSocket(Transport):
 
 
 class Seqpacket(UnixSocket):
-    """The seqpacket socket: a connection and a queue of its own, and its end is seen by the daemon. It answers each message
-    that asks for it. A daemon that leaves one without an answer is asked no more until that comes: an older one answers
-    nothing, and one that is busy must not be waited for with each message."""
+    """The seqpacket socket: each connection has its own queue, and the daemon sees its end. The daemon answers each message
+    that asks for it. If an answer does not come in time, no other is asked for until it does: an older daemon never answers,
+    and a busy one must not delay each message."""
 
     name = "seqpacket"
     ends_rank = True
@@ -219,7 +219,7 @@ class Http(Transport):
 
     def close(self) -> None:
         if self.connection.sock is not None:
-            # One that is no longer ours has forgotten its number.
+            # Detaches the socket if its descriptor is no longer ours, so that closing it is harmless.
             self.held.is_ours()
         self.connection.close()
 

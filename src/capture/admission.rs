@@ -82,14 +82,14 @@ pub(super) struct Running {
     longest_ns: i64,
     /// Triggers to record besides the first.
     pub joined: Vec<Trigger>,
-    /// Why, whose job each reason is about, and until when its last trigger wants it, nanoseconds of the timeline: no
-    /// reason cools down for longer because of others.
+    /// The causes of the capture, each with the end that its last trigger asked for, nanoseconds of the timeline. A cause cools
+    /// down from its own end, not from that of the capture.
     reasons: Vec<(Cause, i64)>,
     /// Whether it ends to make way for another capture, which was not requested.
     pub yields: bool,
 }
 
-/// A reason, and whose job it is about: what one owner does makes no other one's evidence wait.
+/// A reason, and the owner of the job that it is about. Each cause cools down on its own, so no owner delays another's captures.
 type Cause = (&'static str, Option<Scope>);
 
 /// Everything that decides about triggers. It is behind a lock that is held for microseconds, and never while a file is
@@ -117,12 +117,15 @@ pub(super) struct Admission {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admitted {
     Begin,
+    /// The running capture records it. It is counted then: if that capture ends first, it is for the next one.
     Joined,
+    /// The running capture lasts long enough for it, and has enough others of its cause to record.
+    Covered,
     Cooldown,
     /// A capture is running that does not reach back to it.
     Busy,
-    /// It is in the capture that follows: the running one is as long as it may become, or was requested, does not reach
-    /// back far enough, and makes way.
+    /// It is kept for the next capture: the running one has its maximum length; or it was only requested, does not reach back
+    /// far enough, and ends early.
     Next,
 }
 
@@ -135,9 +138,10 @@ impl Admission {
             let makes_way = is_missed && running.is_only_asked_for();
             if makes_way || trigger.at_ns >= running.longest_ns {
                 running.yields |= makes_way;
-                if self.next.len() < MOST_JOINED || self.next.iter().all(|next| self::cause(next) != cause) {
-                    self.next.push(trigger.clone());
+                if self.next.len() >= MOST_JOINED && self.next.iter().any(|next| self::cause(next) == cause) {
+                    return Admitted::Busy;
                 }
+                self.next.push(trigger.clone());
                 return Admitted::Next;
             }
             if trigger.at_ns < running.begin_ns {
@@ -146,12 +150,13 @@ impl Admission {
             let end_ns = trigger.at_ns.saturating_add(settings.after_ns).min(running.longest_ns);
             running.end_ns = running.end_ns.max(end_ns);
             let known = running.reasons.iter_mut().find(|(known, _)| *known == cause);
-            if known.is_none() || running.joined.len() < MOST_JOINED {
+            let is_recorded = known.is_none() || running.joined.len() < MOST_JOINED;
+            if is_recorded {
                 running.joined.push(trigger.clone());
             }
             if let Some((_, wanted_ns)) = known {
                 *wanted_ns = end_ns.max(*wanted_ns);
-                return Admitted::Joined;
+                return if is_recorded { Admitted::Joined } else { Admitted::Covered };
             }
             // From now on its class and its owners also follow from this reason.
             if let Some(listed) = self.listed.get_mut(&running.id) {
@@ -182,7 +187,7 @@ impl Admission {
         std::mem::take(&mut self.next)
     }
 
-    /// The capture of this name failed: it came to nothing, or to less than it should have.
+    /// Lists the capture of this name as failed: nothing was written, or its file cannot be finished.
     pub fn fail(&mut self, id: &str, trouble: &str) {
         let Some(mut listed) = self.listed.remove(id) else { return };
         (listed.state, listed.bytes, listed.trouble) = (State::Failed, 0, Some(one_line(trouble)));
@@ -317,9 +322,9 @@ mod tests {
             assert_eq!(desk.admit(&trigger, &settings), Admitted::Joined);
         }
         assert_eq!(desk.take_joined().1.len(), 55);
-        for _ in 0..200 {
-            assert_eq!(desk.admit(&oom(110), &settings), Admitted::Joined);
-        }
+        let many = (0..200).map(|_| desk.admit(&oom(110), &settings));
+        let joined = many.filter(|admitted| *admitted == Admitted::Joined).count();
+        assert_eq!((joined, desk.admit(&oom(110), &settings)), (MOST_JOINED, Admitted::Covered));
         let running = desk.running.clone().unwrap();
         assert_eq!((running.end_ns, running.joined.len()), (160 * SECOND_NS, MOST_JOINED));
         assert_eq!(desk.admit(&oom(60), &settings), Admitted::Busy, "what lies before its begin is not in it");
@@ -366,7 +371,10 @@ mod tests {
         (101..160).for_each(|at_s| assert_eq!(desk.admit(&of("666", at_s), &settings), Admitted::Joined));
         // The capture ends at 160 s, and is not closed yet.
         let late: Vec<_> = (0..200).map(|_| of("666", 161)).chain([of("2", 161)]).collect();
-        late.iter().for_each(|trigger| assert_eq!(desk.admit(trigger, &settings), Admitted::Next));
+        let admitted: Vec<_> = late.iter().map(|trigger| desk.admit(trigger, &settings)).collect();
+        assert!(admitted[..MOST_JOINED].iter().all(|one| *one == Admitted::Next));
+        assert!(admitted[MOST_JOINED..200].iter().all(|one| *one == Admitted::Busy), "none without an outcome");
+        assert_eq!(admitted.last(), Some(&Admitted::Next));
         assert!(!desk.yields("one"), "it is whole");
         desk.take_joined();
         desk.end("one");

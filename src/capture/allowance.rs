@@ -1,12 +1,12 @@
-//! How much of what jobs sent a capture writes, so that no flood fills the file or keeps the thread from the rest. Pure.
+//! Limits the bytes of jobs' events and phases in a capture, so that no flood fills the file or occupies the thread. Pure.
 //!
 //! Absent on purpose: who gets how much of it, which [`Given`](highwater_core::shares::Given) decides.
 
 use highwater_core::clock::SECOND_NS;
 
-/// At once, this part of the file's bytes: all that the daemon keeps, in a file of the usual limits.
+/// This fraction of the file's limit may be written at once. By default, that is all that the daemon keeps.
 const PART_AT_ONCE: u64 = 8;
-/// And in each second this part: 0.3 MiB or 4,000 events, in a file of the usual limits.
+/// This fraction more may be written each second. By default, that is 0.3 MiB or 4,000 events.
 const PART_A_SECOND: u64 = 256;
 
 /// Bytes that may be written, more as time passes.

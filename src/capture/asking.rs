@@ -8,7 +8,7 @@ const BURST: u32 = 3;
 /// When the next capture may be requested.
 #[derive(Debug, Default)]
 pub(super) struct Asking {
-    /// When the passing of time will have paid for all requests so far.
+    /// When the budget will be full again: each request moves this time on by its share of the hour.
     paid: Option<Instant>,
 }
 

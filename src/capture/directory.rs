@@ -24,8 +24,8 @@ const PARTIAL: &str = ".partial.sqlite";
 /// The file whose lock says that a daemon uses the folder.
 const LOCK: &str = ".lock";
 
-/// A file that exists only to be removed. On a full disk, finishing a capture needs its room, to write the last second
-/// once more. One mebibyte is enough for 8 GPUs whose memory changes every millisecond, four times over.
+/// A file that reserves room on the disk. If the disk is full, it is removed, and the capture is finished in its room: the last
+/// second is written once more. One mebibyte is four times what 8 GPUs need whose memory changes every millisecond.
 const RESERVE: &str = ".reserve";
 const RESERVE_BYTES: usize = 1 << 20;
 
@@ -40,7 +40,7 @@ pub struct Listed {
     pub reason: String,
     /// The reason, and those for which it went on for longer; each once.
     pub reasons: Vec<String>,
-    /// Whose jobs the triggers are about, each once; empty text for what the driver said, or was requested.
+    /// The owners of the jobs that the triggers are about, each once; an empty text for the driver and for requests.
     #[serde(skip)]
     pub owners: Vec<String>,
     /// The note of the trigger.

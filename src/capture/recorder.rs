@@ -87,7 +87,7 @@ pub(super) struct Shared {
 
 /// The handle. Clones are the same recorder; the default is switched off.
 #[derive(Clone, Default)]
-pub struct Recorder(Option<Arc<Shared>>);
+pub struct Recorder(pub(super) Option<Arc<Shared>>);
 
 impl Recorder {
     /// A recorder, and the channel on which its thread receives captures to take. Both are off if the settings name no
@@ -223,11 +223,11 @@ impl Shared {
         let mut desk = self.desk();
         let turned_away = match desk.admit(&trigger, &self.settings) {
             Admitted::Begin => self.begin(&mut desk, trigger, interval).err().and_then(|refusal| refusal.outcome()),
-            Admitted::Joined => Some(Outcome::Joined),
+            Admitted::Covered => Some(Outcome::Joined),
             Admitted::Cooldown => Some(Outcome::Cooldown),
             Admitted::Busy => Some(Outcome::Busy),
-            // It is counted when the running capture has ended.
-            Admitted::Next => None,
+            // Counted when the running capture records it, or has ended.
+            Admitted::Joined | Admitted::Next => None,
         };
         if let Some(outcome) = turned_away {
             self.stats.count(outcome);

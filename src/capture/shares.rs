@@ -3,9 +3,9 @@
 //!
 //! Captures are of three classes. Requested captures take at most half of all, and push out only each other. Captures
 //! of `oom` marks, which any job can send, push out requested ones, then each other. Captures of findings push out
-//! requested ones, then those of marks, then, of the owner with the most captures, the oldest of the kind of finding that
-//! has the most. Those of marks are the oldest of the owner with the most, too. Each class always keeps an eighth, so that
-//! it finds room too.
+//! requested ones, then those of marks, then each other. Within the class of marks, the oldest capture of the owner with the
+//! most goes first. Within the class of findings, the oldest capture of the owner with the most goes first, among those of
+//! that owner's most frequent kind of finding. Each class always keeps an eighth of the room.
 
 use super::directory::Listed;
 use super::settings::CaptureSettings;
@@ -154,7 +154,7 @@ impl<'a> Shares<'a> {
         self.kept.iter().position(|listed| listed.class() == class)
     }
 
-    /// The captures of a class that are of the owner with the most of them: those that are its alone, if there are any.
+    /// The captures of the owner with the most captures of a class; only those of no other owner, if there are any.
     fn of_most(&self, class: Class) -> Vec<(usize, &Listed)> {
         let of_class = || self.kept.iter().copied().enumerate().filter(move |(_, listed)| listed.class() == class);
         let Some((largest, _)) = largest(of_class().flat_map(|(_, listed)| &listed.owners)) else {
@@ -173,8 +173,8 @@ impl<'a> Shares<'a> {
         self.of_most(Class::Oom).first().map(|(at, _)| *at)
     }
 
-    /// The oldest capture of the kind of finding that has the most, of the owner with the most: a kind that recurs pushes out
-    /// no other.
+    /// The oldest capture of the most frequent kind of finding, among the captures of the owner with the most. So a kind that
+    /// recurs pushes out no other kind.
     fn of_largest_kind(&self) -> Option<usize> {
         let of_owner = self.of_most(Class::Finding);
         let finding = || of_owner.iter();

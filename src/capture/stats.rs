@@ -65,7 +65,7 @@ impl CaptureStats {
         self.removed.load(Ordering::Relaxed)
     }
 
-    /// Bytes that all captures take, the one being written too.
+    /// Bytes of all captures, including the one being written, and of the reserve.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)

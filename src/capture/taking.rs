@@ -33,8 +33,8 @@ const PATIENCE_NS: i64 = 2 * SECOND_NS;
 /// Bytes of a phase and its memory on two GPUs in the file.
 const PHASE_BYTES: usize = 256;
 
-/// The parts of a node that are read. Not the node itself, because its driver cannot be opened again while something
-/// holds that.
+/// The parts of a node that a capture reads. It does not hold the node itself, because the driver cannot be opened again
+/// while anything does.
 pub(super) struct View {
     source: String,
     gpus: Arc<[GpuState]>,
@@ -98,7 +98,7 @@ pub(super) struct Capture {
     written: Vec<FindingRow>,
     lost_events: u64,
     lost_phases: u64,
-    /// What may be written of events, and of phases, and of layers, each; and who was given how much of it.
+    /// The limit on the bytes of events, of phases and of layers, each; and what each owner has used of it.
     allowance: Allowance,
     given_events: Given,
     given_phases: [Given; 2],
@@ -284,7 +284,7 @@ impl Capture {
         new.into_iter().try_for_each(|sweep| self.file.tick(sweep))
     }
 
-    /// Writes when the detectors looked. A replay lets them look at the same times.
+    /// Writes the times at which the detectors ran. A replay runs them at the same times.
     fn write_turns(&mut self) -> rusqlite::Result<()> {
         let new = new_within(self.view.ticks.turns(), &mut self.next_turn, self.begin_ns, self.end_ns);
         new.into_iter().try_for_each(|turn| self.file.turn(turn.begin_ns))

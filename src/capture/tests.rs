@@ -743,6 +743,32 @@ fn what_was_asked_for_with_no_past_makes_way_for_a_finding() {
     assert!(made_way.trouble.unwrap().contains("made way"));
 }
 
+/// The thread does not run, so nothing is recorded.
+#[test]
+fn a_trigger_that_joined_a_capture_that_ends_early_begins_the_next_and_is_counted_once() {
+    let mut rig = Rig::new();
+    let (recorder, worker) = super::recorder(&rig.settings(), 600 * SECOND_NS, &rig.known, &rig.intake);
+    let shared = recorder.0.as_ref().unwrap();
+    shared.desk().trouble = None;
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    rig.find(&recorder, "xid");
+    rig.find(&recorder, "low_headroom");
+    let counted = || Outcome::ALL.into_iter().map(|outcome| shared.stats.outcome(outcome)).sum::<u64>();
+    let first = shared.desk().running.clone().expect("it runs");
+    assert_eq!((first.joined.len(), counted()), (1, 0), "not before it is recorded");
+    worker.as_ref().unwrap().starts.try_recv().expect("it begins");
+    shared.desk().end(&first.id);
+    let next = shared.desk().take_next();
+    assert_eq!(next, first.joined);
+    next.into_iter().for_each(|trigger| shared.trigger(trigger));
+    let second = shared.desk().running.clone().expect("it begins");
+    assert_eq!(
+        (second.id == first.id, second.joined.len(), counted()),
+        (false, 0, 0),
+        "counted when its own capture ends"
+    );
+}
+
 #[test]
 fn asking_is_limited_and_says_when_to_ask_again() {
     let mut rig = Rig::new();

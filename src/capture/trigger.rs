@@ -20,7 +20,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The reason without its job or rank: files are named after it, and it cools down.
+    /// The reason without its job or rank. It is part of the file's name; captures of one reason and owner cool down together.
     #[must_use]
     pub fn label(&self) -> &'static str {
         match self {

@@ -57,7 +57,7 @@ impl Whole {
         match capture.advance(&[], &|| ()).and_then(|()| capture.sync()) {
             Ok(()) => Ok(Self { path, capture, known: known.clone() }),
             Err(error) => {
-                // What cannot begin is not played either, and would only be in the way of the next.
+                // Without its first transaction the file cannot be played, and would block the next recording of this name.
                 drop(capture);
                 schema::remove(&path);
                 Err(about(&path, &error.into()))

@@ -33,7 +33,7 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 /// What the thread runs.
 pub struct Worker {
     shared: Arc<Shared>,
-    starts: Starts,
+    pub(super) starts: Starts,
     intake: Arc<Intake>,
     directory: Option<Directory>,
     looked: Option<Instant>,
@@ -131,7 +131,10 @@ impl Worker {
                 self.shared.desk().relist(listed);
                 self.make_room();
             }
-            Err(error) => self.warn(&format!("the folder of captures cannot be read: {error}")),
+            Err(error) => {
+                self.is_left = true;
+                self.warn(&format!("the folder of captures cannot be read: {error}"));
+            }
         }
     }
 
@@ -204,6 +207,7 @@ impl Worker {
         let (mut synced, mut moved, mut now_ns) = (None::<Instant>, Instant::now(), capture.now_ns());
         loop {
             let (end_ns, joined) = self.shared.desk().take_joined();
+            joined.iter().for_each(|_| self.shared.stats.count(Outcome::Joined));
             capture.set_end(end_ns);
             let is_over = capture.is_over();
             heap::making(|| capture.advance(&joined, &|| self.account(id)))?;

@@ -91,8 +91,13 @@ impl Sim {
         Ok(read(&mut device.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
+    /// The spikes of a device; none at an unknown position.
+    fn spikes(&self, gpu: usize) -> &[(Window, u64)] {
+        self.spikes.get(gpu).map_or(&[], Vec::as_slice)
+    }
+
     fn spike_bytes(&self, gpu: usize, since_ns: i64) -> u64 {
-        let open = self.spikes[gpu].iter().filter(|(window, _)| window.contains(since_ns));
+        let open = self.spikes(gpu).iter().filter(|(window, _)| window.contains(since_ns));
         open.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
     }
 }
@@ -156,7 +161,7 @@ impl Source for Sim {
     fn processes(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<Vec<Process>> {
         let since_ns = self.since_start(at_ns);
         calls.time(Call::Processes, || {
-            let bursting = (!self.spikes[gpu].is_empty()).then_some(BURSTING);
+            let bursting = (!self.spikes(gpu).is_empty()).then_some(BURSTING);
             self.read(gpu, since_ns, |device| device.processes(since_ns).filter_map(process).chain(bursting).collect())
         })
     }
@@ -306,8 +311,8 @@ fn xids_of(xids: Vec<Xid>, fleet: &Fleet) -> Vec<(Xid, usize, i64)> {
     xids.into_iter().filter_map(place).collect()
 }
 
-/// The process whose memory spikes are: memory of a GPU changes only where a process has a context. No process of the
-/// system has this number, which is above Linux's limit of 4,194,304.
+/// The process that spikes belong to: memory of a GPU changes only where a process has a context. Its id is above Linux's limit
+/// of 4,194,304, so no real process has it.
 const BURSTING: Process = Process { pid: (1 << 22) + 1, used_bytes: None };
 
 /// A simulated job sends its annotations from this process, so this is the process that the driver would list for it.

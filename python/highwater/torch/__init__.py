@@ -23,7 +23,7 @@ functions, where no hook sees it (the first few steps are one then).
 
 On CUDA, all times are the GPU's: events on the current stream, read later, without any synchronisation but one at the start.
 On a CPU they are the host's. The allocator's counters go with each begin and end, or only with ends of steps if reading them
-at all would cost more than 0.1 % of the step.
+each time would cost more than 0.1 % of the step.
 
 One step in `layers_every` (0: none) records its layers: what each module allocated, kept for the backward pass, holds as
 parameters and gathered. Only that step has hooks on modules. Its end has the bytes of parameters, gradients and optimizer

@@ -163,8 +163,8 @@ def _current_stream_of(device: Any) -> Callable[[], Any]:
 
 
 def _enter_thread(device: Any) -> None:
-    """Prepares the sender's thread for questions to CUDA: on the job's device, or the first one asked would get a context on
-    GPU 0; and such that a question does not invalidate a CUDA graph that another thread captures."""
+    """Prepares the sender's thread for CUDA queries. Sets the job's device, because the first query would otherwise create a
+    context on GPU 0. Relaxes the capture mode, so that a query does not invalidate a graph that another thread captures."""
     torch.cuda.set_device(device)
     try:
         mode = ctypes.c_int(RELAXED)

@@ -198,7 +198,7 @@ class Collectives(Part):
         if "ALLGATHER" in said.name.name:
             self.count(said.output_tensors)
         is_cuda = not self.comm.is_on_host
-        # Of what C++ issues asynchronously on CUDA, only the reducer's buckets can be followed: they live as long as it.
+        # Of C++'s asynchronous operations on CUDA, only the reducer's can be followed: its buckets live as long as it does.
         if is_cuda and said.async_op and not (said.name.name == "ALLREDUCE" and self.has_reducer() and in_backward()):
             return
         op = self.comm.begin()

@@ -1,9 +1,9 @@
 """The phase `comm`: when collectives ran, as the union of their times.
 
-A job with FSDP issues hundreds of collectives a step. Times that overlap or lie closer than GAP_NS are one interval. Of more
-than MOST_INTERVALS, those with the smallest gaps between them become one that begins with the first and lasts as long as they
-do together, so that the time spent in communication stays what it was. They are sent with the end of the phase during which
-they ended.
+A job with FSDP issues hundreds of collectives a step. Times that overlap or lie closer than GAP_NS are one interval. If
+there are more than MOST_INTERVALS, those with the smallest gaps are merged. A merged interval begins with its first part and
+lasts as long as its parts together, so the time spent in communication stays the same. Intervals are sent with the end of the
+phase during which they ended.
 """
 
 import threading
@@ -38,7 +38,7 @@ class Op:
     def __init__(self, begin: Time) -> None:
         self.begin = begin
         self.end: Optional[Time] = None
-        # Nobody will know when it ended. The garbage collector may say so at any time, so nothing else is done then.
+        # Its end will never be known. The garbage collector may set this at any time, so it sets only this flag.
         self.is_lost = False
 
 
@@ -60,7 +60,7 @@ def closed(intervals: Sequence[Interval], gap_ns: int) -> List[Interval]:
 
 
 def fewer(intervals: Sequence[Interval]) -> List[Interval]:
-    """MOST_INTERVALS of more that do not overlap, or fewer. Those that are one end early by the gaps that it had."""
+    """Merges intervals that do not overlap into at most MOST_INTERVALS. A merged one ends early by the sum of its gaps."""
     gaps = [after[0] - before[1] for before, after in zip(intervals, intervals[1:])]
     # The largest gaps stay. Of equal ones, all go.
     largest = sorted(gaps)[-MOST_INTERVALS]
@@ -158,8 +158,8 @@ class Comm(Part):
 
     @guarded
     def end_after(self, op: Optional[Op], wait: Callable[[], object]) -> None:
-        """It has ended on CUDA when `wait` is over, which must have the current stream wait and not the host. It is a stream
-        of ours, for which the job waits nowhere."""
+        """Ends the collective when `wait` is over on the GPU. `wait` must block the current stream and not the host; it runs on
+        a side stream, for which the job never waits."""
         if op is None:
             return
         if self.side is None:
@@ -181,8 +181,8 @@ class Comm(Part):
 
     @guarded
     def flush(self, is_step_end: bool) -> None:
-        """Sends what has ended. At the end of a step on a CPU, that what is about to end is waited for, on the sender's
-        thread."""
+        """Sends the collectives that have ended. At the end of a step on a CPU, also sends those that are about to end: the
+        sender's thread waits for them."""
         if not self.ops:
             return
         with self.lock:

@@ -73,7 +73,7 @@ class Holdings(Part):
             try:
                 said = group._get_backend(device).memory_stats()
             except (AttributeError, RuntimeError, NotImplementedError):
-                # Older than this, or not NCCL: it will be no other next time.
+                # PyTorch is too old, or the backend is not NCCL. Neither changes later.
                 self.has_nccl = False
                 return found
             totals = [value for key, value in said.items() if "total" in key.lower()]

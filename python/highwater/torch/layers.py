@@ -62,6 +62,9 @@ class Profile(Later):
             marks.append((head, at, f',"step":{self.step}{memory},"layer":{dumps(record.fields)}'))
         return marks
 
+    def __len__(self) -> int:
+        return len(self.records)
+
 
 def allocator_of(device: Any) -> Callable[[], Dict[str, int]]:
     """A function that returns `allocated` and `reserved`. On a CPU nobody knows them."""

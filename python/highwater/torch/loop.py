@@ -142,7 +142,7 @@ class Loop(Part):
 
     @guarded
     def backward_begin(self) -> bool:
-        """Whether this is the begin of a backward pass, and not a further output of the model that it reaches."""
+        """Begins the phase `backward`. Returns False if this pass began at another output of the model already."""
         with self.lock:
             if self.is_backward:
                 return False
@@ -255,7 +255,7 @@ class Loop(Part):
         return at
 
     def is_without_optimizer(self) -> bool:
-        """Whether no optimizer was given, or the one that was has stepped, and never so that a hook saw it."""
+        """Whether steps end without an optimizer: none was given, or no hook sees its steps."""
         if not self.optimizers:
             return True
         if self.optimizer_calls:

@@ -44,7 +44,7 @@ class Oom(Part):
 
     @guarded
     def attach(self) -> None:
-        """For a job that uses CUDA: the questions of this would begin it, and a child process could not use it then."""
+        """Only for a job that uses CUDA: these calls initialize CUDA, and a forked child could not use it then."""
         global _is_attached
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None and not _is_attached:

@@ -9,7 +9,7 @@ import torch
 from . import patches
 from .layers import is_compiling
 
-# What an optimizer of PyTorch has. Accelerate's is of its class and has nothing of it.
+# An attribute of PyTorch's optimizers. Accelerate's wrapper is an instance of their class, but lacks it.
 HOOKS = "_optimizer_step_post_hooks"
 
 

@@ -53,9 +53,9 @@ class Bucket:
 
 
 def _has_average(model: Any, group: Any, world_size: int) -> bool:
-    """Whether NCCL divides while it adds, which saves a pass over the gradients, and as exactly where the number of ranks is a
-    power of two. What adds inside the switch (NVLS, from Hopper on, with more than two GPUs) has no average: a slower
-    algorithm would take its place, and cost more than the pass."""
+    """Whether to use NCCL's average, which saves a pass over the gradients, and is exact for a power of two of ranks. NVLS, the
+    reduction inside the switch (from Hopper on, with more than two GPUs), has no average: NCCL would use a slower algorithm,
+    which costs more than the pass."""
     if world_size < 2 or dist.get_backend(group) != "nccl":
         return False
     device = next(model.parameters()).device
@@ -119,14 +119,14 @@ def attach(model: Any, comm: Comm) -> None:
 
 
 def detach(model: Any, comm: Comm) -> None:
-    """The hook goes on, and tells nobody."""
+    """Detaches the watch. The hook stays, and reports to no watch."""
     state = _attached.get(model)
     if state is not None and state.comm() is comm:
         state.comm = lambda: None
 
 
 def _let_others_in() -> None:
-    """The class's methods and not the model's: a model with functions of ours could not be pickled."""
+    """Lets a later hook of the job replace ours. Patches the class: a model with our functions could not be pickled."""
     own, builtin = DistributedDataParallel.register_comm_hook, DistributedDataParallel._register_builtin_comm_hook
     if getattr(own, "is_watched", False):
         return

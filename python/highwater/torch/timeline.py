@@ -60,7 +60,7 @@ class Timeline:
         self.batch_size = 0
         self.open: List[str] = []
         self.step: Optional[int] = None
-        # Called before each end of a phase and of a step, with whether it is a step's: what else is known by then.
+        # Called before each end of a phase (False) or a step (True), to send what else is known by then.
         self.before_end: List[Callable[[bool], None]] = []
 
     @property

@@ -155,8 +155,8 @@ class Watch(Part):
         self.device = device
 
     def name_gpu(self, device: Any) -> None:
-        """The daemon finds a GPU by its UUID, also where the indexes of a container are not the node's. Not where the process
-        uses several, and not where what PyTorch sees is a part of a GPU, whose UUID is another one."""
+        """Names the GPU by its UUID, which is right even if the container's indexes are not the node's. Names none if the
+        process uses several GPUs, or a MIG instance, which has another UUID."""
         has_several = len({tensors.local(each).device for each in self.model.parameters()}) > 1
         is_part = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
         uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
@@ -260,9 +260,8 @@ class Watch(Part):
                     tensor.register_hook(self.backward_reached)
 
     def backward_reached(self, gradient: Any) -> None:
-        """The backward pass comes to an output of the model. What it leaves to be done at its end is not done before it
-        begins to end: only then can the callback be put behind the others (those of DDP and FSDP, which wait for their
-        collectives)."""
+        """Called when the backward pass reaches an output of the model. Queues a callback for the end of the pass, which queues
+        the final one. So the final one runs after the callbacks of DDP and FSDP, which wait for their collectives."""
         if self.is_off or self.loop.is_off or is_compiling():
             return
         try:
