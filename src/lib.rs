@@ -18,6 +18,6 @@ pub mod nvml;
 pub mod sim;
 pub mod web;
 
-/// Counts what is being made.
+/// The system's allocator, which also counts the memory of work in progress (`heap::making`).
 #[global_allocator]
 static ALLOCATOR: heap::Counting = heap::Counting;

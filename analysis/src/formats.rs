@@ -1,10 +1,10 @@
-//! The registry of file formats: every format of which a file is read, how it is recognized, and how it is described.
+//! The registry of file formats: every format that is read, how it is recognized, and how it is described.
 //!
-//! Enters: a path. Leaves: the format of the file, recognized by its contents and not by its name. The sentence with which
-//! other files are refused and the table of docs/reports.md are made from the registry; a test holds that the fuzz corpus has
-//! an input of each text format. Invariants: the file is opened once, and by SQLite if it is a database, and read as far as the
-//! question needs; the first entry that recognizes it wins. Absent on purpose: how a format is read. `match` over
-//! [`FileFormat`] does that where files are opened, so that the compiler asks for a reader of each new one.
+//! Enters: a path. Leaves: the format of the file, recognized by its contents and not by its name. The registry also provides
+//! the error message for unknown files and the table of docs/reports.md; a test checks that the fuzz corpus has an input of each
+//! text format. Invariants: the file is opened once, and once more by SQLite if it is a database; it is read only as far as the
+//! entries need; the first entry that recognizes it wins. Absent on purpose: how a format is read. The code that opens files
+//! matches on [`FileFormat`], so the compiler demands a reader for each new format.
 
 use crate::import;
 use crate::import::{nsight, nvidia_smi, nvprof, onnx_runtime, ort_memory};
@@ -167,7 +167,7 @@ impl FileFormat {
         if let Some(known) = FORMATS.iter().find(|known| (known.sniff)(&head)) {
             return Ok(known.format);
         }
-        // What prevents reading it says more than that its format is not known.
+        // A read error is more useful than "unknown format".
         head.file().as_ref().map_err(Clone::clone)?;
         match head.table_trouble() {
             Some(error) => Err(error),
@@ -194,22 +194,22 @@ fn none_of_them() -> String {
 
 /// What every SQLite file begins with.
 const SQLITE: &[u8] = b"SQLite format 3\0";
-/// Where in it the number of the program stands that it belongs to, and that number for recordings.
+/// The position of the application id in SQLite's header.
 const APPLICATION_AT: std::ops::Range<usize> = 68..72;
-/// The bytes up to there, as they are stored.
+/// Number of stored bytes that are read of a file: the length of SQLite's header.
 const STORED: usize = 100;
 /// Number of first bytes of a JSON file in which the members that identify its format must appear.
 const MEMBERS: usize = 4096;
 /// The longest first line that is looked at.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// The first bytes of a file, unpacked, as far as they were asked for, and where they go on.
+/// The first bytes of a file, unpacked, as far as they have been read, and a reader of the rest.
 struct Begin {
     read: Vec<u8>,
     rest: Box<dyn Read>,
 }
 
-/// What a file begins with, read as far as somebody asks.
+/// The begin of a file, read lazily.
 struct Head<'a> {
     path: &'a Path,
     file: OnceCell<Result<LineFile, OpenError>>,
@@ -248,7 +248,7 @@ impl<'a> Head<'a> {
         stored.starts_with(SQLITE) && is_ours || stored.is_empty() && has_journal()
     }
 
-    /// Calls `look` with the first bytes, unpacked, at most `most`. After an error of reading, with those before it.
+    /// Calls `look` with the first bytes, unpacked, at most `most`. If reading fails, `look` gets the bytes before the error.
     fn with_begin<T>(&self, most: usize, look: impl FnOnce(&[u8]) -> T) -> T {
         let mut begin = self.begin.borrow_mut();
         let Begin { read, rest } = begin.get_or_insert_with(|| {
@@ -290,7 +290,7 @@ impl<'a> Head<'a> {
         self.database().is_some_and(|file| file.as_ref().is_ok_and(|file| file.has_table(table)))
     }
 
-    /// Why its tables, if it is a SQLite file, are none that are read.
+    /// If it is a SQLite file: the error that its tables cannot be opened, or are of no known format.
     fn table_trouble(&self) -> Option<OpenError> {
         self.database().map(|file| match file {
             Err(error) => error.clone(),

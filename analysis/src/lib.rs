@@ -1,8 +1,10 @@
-//! What highwater finds in files: reports of recordings, of traces and logs of other tools, and advice for jobs.
+//! Reports on recordings and on files of other tools, and advice for jobs.
 //!
-//! Every file is recognized by the registry in `formats`. [`replay`] makes a recording of what [`import`] reads of other tools,
-//! [`kineto`] reads traces of PyTorch's profiler, [`report`] shows either, and [`advise`] says what to change. [`viewer`] is the
-//! chart that pages share. Absent on purpose: anything that runs while a job trains.
+//! The registry in `formats` recognizes every file. [`import`] reads files of other tools, [`replay`] opens those with memory
+//! over time as recordings, [`kineto`] reads traces of PyTorch's profiler, [`report`] shows all of them, and [`advise`] computes
+//! what to change. [`viewer`] is the chart that all pages share. Absent on purpose: threads, sockets and settings.
+
+#![forbid(unsafe_code)]
 
 pub mod advise;
 mod formats;

@@ -1,8 +1,8 @@
 //! The lines of a training log.
 //!
 //! Enters: bytes that anything may have printed. Leaves: lines, one at a time. Invariants: a carriage return ends a line
-//! too, as progress bars end theirs with one and have no line feed for hours; a line that is too long is returned as
-//! such and costs no other; only one line is in memory.
+//! too, because progress bars may print no line feed for hours; a line that is too long is returned without its text, and
+//! the lines after it are still read; only one line is in memory.
 
 use std::io::{self, BufRead, ErrorKind};
 
@@ -14,7 +14,7 @@ pub struct LogLines<R> {
     reader: R,
     line: Vec<u8>,
     number: usize,
-    /// What ended the line before.
+    /// The byte that ended the previous line.
     end: Option<u8>,
 }
 
@@ -73,7 +73,7 @@ impl<R: BufRead> LogLines<R> {
     }
 }
 
-/// What the reader has, at least a byte but at the end.
+/// The buffered bytes of the reader, filled if there are none. Empty only at the end of the input.
 fn available(reader: &mut impl BufRead) -> io::Result<&[u8]> {
     while let Err(error) = reader.fill_buf() {
         if error.kind() != ErrorKind::Interrupted {

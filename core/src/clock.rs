@@ -26,7 +26,7 @@ pub trait Clock: Send + Sync {
     /// Waits until the timeline has reached `at_ns`; returns at once where it has.
     fn sleep_until(&self, at_ns: i64);
 
-    /// Waits likewise, or until the thread is unparked. It may return for no reason.
+    /// Like [`sleep_until`](Self::sleep_until), but also returns when the thread is unparked, and possibly earlier for no reason.
     fn wait_until(&self, at_ns: i64) {
         self.sleep_until(at_ns);
     }
@@ -58,8 +58,8 @@ impl Clock for Live {
     }
 
     fn unix_shift_ns(&self) -> i64 {
-        // The two clocks are read one after the other, and the thread may be preempted in between: of three tries the
-        // narrowest is the best. What is left below a millisecond is the reading, not a step.
+        // The two clocks are read one after the other, and the thread may be preempted in between, so the narrowest of three
+        // tries counts. A shift below a millisecond is a measurement error, not a step.
         let tries = (0..3).map(|_| {
             let (before, unix, after) = (monotonic_now_ns(), unix_now_ns(), monotonic_now_ns());
             (after - before, unix - before - self.epoch_ns)
@@ -118,7 +118,7 @@ impl Clock for Manual {
         self.unix_shift_ns.load(Ordering::Acquire)
     }
 
-    /// Time that nobody waits for passes at once.
+    /// Advances the clock instead of waiting.
     fn sleep_until(&self, at_ns: i64) {
         self.advance_to(at_ns);
     }

@@ -1,6 +1,6 @@
-//! Any bytes as what is asked for: for the fuzz targets and `make test`.
+//! Arbitrary bytes as typed values, for the fuzz targets and `make test`.
 
-/// Parts of an input are parted by this byte, which no text has.
+/// The byte that separates the parts of an input. No text contains it.
 pub const SEPARATOR: u8 = 0x1e;
 
 /// The parts of an input.

@@ -50,7 +50,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Durations {
     explicit: Explicit,
-    /// Shared with those who have read it, until the next one comes.
+    /// Shared with readers. An observation copies it if a reader still holds it.
     exponential: Arc<Exponential>,
 }
 
@@ -100,8 +100,8 @@ impl Histogram {
         self.explicit.sum_ns.load(Ordering::Relaxed)
     }
 
-    /// What it holds now. Its counts with fixed bounds and in exponential buckets are of the same observations, except
-    /// that one that is being counted at every try may be missing from the buckets up to the last bound.
+    /// The current counts. Both kinds of buckets have the same observations, with one exception: if every try meets an
+    /// observation that is being counted, it may be missing from the buckets with fixed bounds, but not from their total.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let sum_s = self.explicit.sum_s();

@@ -1,7 +1,7 @@
 //! Enumerations that are label values: each variant is listed once, so that none is forgotten in a list beside it.
 
-/// Declares an enumeration with the label value of each variant, in the order of their numbers: `ALL` has all of them, and
-/// `label` gives the value. What counts by them has `ALL.len()` places and takes `self as usize` for the place.
+/// Declares an enumeration with a label value for each variant. `ALL` has the variants in the order of their numbers, and `label`
+/// returns the value. An array of counters has `ALL.len()` elements and is indexed by `self as usize`.
 #[macro_export]
 macro_rules! labels {
     ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$of:meta])* $variant:ident = $label:literal,)+ }) => {

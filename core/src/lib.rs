@@ -1,9 +1,9 @@
 //! The core of highwater: what is known of GPUs and jobs, and what follows from it.
 //!
 //! Pure: no I/O but the system's clock, no thread, no log, no driver. Everything takes time as an argument, so that live,
-//! replay and test share it. The modules are in one order, and each uses only those before it: [`clock`], [`units`], [`varint`],
-//! [`histogram`], [`scope`], [`wire`], [`mesh`], [`gpu`], [`ring`], [`jobs`], [`shares`], [`phases`],
-//! [`detect`]. ARCHITECTURE.md is the map.
+//! replay and test share it; only [`source::calls`] measures the time that the driver takes. The modules are in one order,
+//! and each uses only those before it: [`clock`], [`mod@labels`], [`units`], [`varint`], [`histogram`], [`scope`], [`wire`],
+//! [`mesh`], [`gpu`], [`source`], [`ring`], [`jobs`], [`shares`], [`phases`], [`detect`]. ARCHITECTURE.md is the map.
 
 pub mod clock;
 pub mod detect;

@@ -1,7 +1,7 @@
 //! Where a rank stands in its job: its coordinates in the grid of parallel dimensions.
 //!
-//! Enters: names of axes with whole numbers, as a job sends them. Leaves: a [`Mesh`], small and checked, and which two ranks
-//! do the same work by it. Invariant: an axis of which it is not known that ranks along it do the same work separates them.
+//! Enters: names of axes with whole numbers, as a job sends them. Leaves: a [`Mesh`], small and checked, and whether two ranks do
+//! the same work by their meshes. Invariant: ranks that differ along an axis that is not known as a data axis are not alike.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub enum BadMesh {
     #[error("has {0} axes, 1 to {MOST_AXES} are allowed")]
     Axes(usize),
     /// The name of an axis is empty, too long, or has other characters than `a` to `z`, digits and `_`.
-    #[error("an axis has a name of 1 to {MOST_NAME_BYTES} of the characters a to z, 0 to 9 and _")]
+    #[error("an axis name must have 1 to {MOST_NAME_BYTES} characters of a to z, 0 to 9 and _")]
     Name,
 }
 

@@ -1,8 +1,8 @@
-//! Whose a job is: within one scope, the name of a job means one job.
+//! The scope of a job's name: within one scope, a name means one job.
 
 use std::sync::Arc;
 
-/// Whose job names are distinct: within one scope, a name means one job.
+/// The user, the namespace or the daemon, whose jobs' names are distinct: within one scope, a name means one job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// The daemon's own: jobs of a simulator or of a recording that does not say whose they were.

@@ -1,9 +1,9 @@
 //! Limited room that owners share: the owner that keeps most loses its oldest first, so that no owner's data displaces
 //! another's.
 //!
-//! Three forms. [`Shares`] keeps things of some bytes by owner. [`Given`] hands out over time what is kept. The functions judge
-//! what is kept elsewhere, in the order of its age, by the owner of each. Absent on purpose: how much room there is, and what
-//! is kept.
+//! Three forms. [`Shares`] keeps entries, with their bytes, by owner. [`Given`] hands out what is kept, over several calls. The
+//! functions choose among entries that are kept elsewhere, oldest first, each with its owner. Absent on purpose: how much room
+//! there is, and what is kept.
 
 use crate::jobs::Account;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,14 +18,15 @@ pub trait Weigh {
 /// What all owners have.
 #[derive(Debug)]
 pub struct Shares<T> {
-    /// By the address of their accounts; what nobody answers for, a test's, is at 0.
+    /// By the address of the owner's account. Entries without an account, as in tests, are at 0.
     by_owner: BTreeMap<usize, Share<T>>,
     bytes: usize,
 }
 
 #[derive(Debug)]
 struct Share<T> {
-    /// `None` for what nobody answers for. Keeps the account's address from becoming another's, and not the account.
+    /// `None` for entries without an account. The weak reference keeps the account's address from being reused, but does not keep
+    /// the account.
     account: Option<Weak<Account>>,
     kept: VecDeque<T>,
     bytes: usize,
@@ -107,8 +108,9 @@ pub struct Given {
 }
 
 impl Given {
-    /// Gives to owners of what they want, in the same order, so that each has as much in all as any other that wants more, and
-    /// all together have `most`. Those who were given more than that before get nothing now; then it may be more than `most`.
+    /// Gives each owner up to what it wants, and returns the amounts in the order of `wants`. Counted over all calls, owners that
+    /// want more have equal amounts, and all together have at most `most`. An owner that was given more than its share before
+    /// gets nothing now; then the sum may exceed `most`.
     pub fn share_out(&mut self, wants: &[(Whose, usize)], most: usize) -> Vec<usize> {
         for (whose, _) in wants {
             self.by_owner.entry(whose.at).or_insert_with(|| (whose.clone(), 0));

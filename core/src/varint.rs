@@ -21,7 +21,7 @@ pub fn put(encoded: &mut Vec<u8>, mut number: u64) {
     encoded.push((number & 127) as u8);
 }
 
-/// The number at a position, which moves behind it. `None` if the bytes end before the number does.
+/// The number at a position, which advances past it. `None` if the bytes end before the number does.
 pub fn take(encoded: &[u8], at: &mut usize) -> Option<u64> {
     let (mut number, mut shift) = (0_u64, 0);
     loop {

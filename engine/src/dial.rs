@@ -1,8 +1,7 @@
 //! How to open a connection, for every HTTP client in the daemon: OTLP to its receivers, gRPC to the kubelet.
 //!
-//! Enters: a host and port, or a Unix socket's path; a TLS configuration if there is one. Leaves: streams for hyper,
-//! and the text of what went wrong on the way. Absent on purpose: proxies, and what TLS trusts; the caller supplies
-//! that.
+//! Enters: a host and port, or a Unix socket's path; a TLS configuration if there is one. Leaves: streams for hyper, and
+//! texts of errors for the log. Absent on purpose: proxies, and the certificates that TLS trusts, which the caller configures.
 
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;

@@ -1,8 +1,8 @@
 //! Files and folders that the daemon makes in places where other users of the node may have prepared names.
 //!
 //! Enters: paths from the settings. Leaves: opened folders and files. Invariants: no file is written through a link;
-//! files are created exclusively; an existing name that is not a regular file of this process's user is an error that
-//! names it; a folder that others could have prepared, or can write to, is refused. Everything in a folder is reached
+//! files are created exclusively; an existing name that is not a regular file of this process's user or of root is an
+//! error that names it; a folder that others could have prepared, or can write to, is refused. Everything in a folder is reached
 //! through the folder's descriptor, so renaming the folder meanwhile changes nothing. Absent on purpose: changing the
 //! permissions of anything that existed before.
 

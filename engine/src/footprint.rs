@@ -1,13 +1,13 @@
-//! What the kernel says of this process's memory.
+//! The size of this process's memory, as `/proc/self/statm` has it.
 
 /// Memory of this process, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Footprint {
-    /// What it has mapped.
+    /// Virtual memory.
     pub mapped: usize,
-    /// What of it is resident.
+    /// Resident memory.
     pub resident: usize,
-    /// Of that, the pages of files: of the program, and of libraries.
+    /// Resident pages of files, such as the program and its libraries, and of shared memory.
     pub of_files: usize,
 }
 

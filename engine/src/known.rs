@@ -44,7 +44,7 @@ impl Known {
         self.clock_of(self.slot.node().as_deref()).unix_shift_ns()
     }
 
-    /// Updates the values derived from a node's readings and phases, and looks for causes.
+    /// Updates the values derived from a node's readings and phases, then runs the detectors.
     pub fn advance(&self, node: &Node, now_ns: i64) -> Change {
         node.advance(&self.ledger, now_ns);
         // The join may have taken a while, so what follows uses the time after it.

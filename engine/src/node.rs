@@ -174,7 +174,7 @@ impl Counted {
     }
 }
 
-/// Successive nodes without a GPU for which its counts are kept.
+/// Maximum number of successive nodes without a GPU before its counts are dropped.
 const MOST_AWAY: u32 = 16;
 
 /// The counts of a node, which must not fall when the driver goes away and comes back.
@@ -249,8 +249,8 @@ impl Slot {
         self.library.get().copied()
     }
 
-    /// Sets what the driver's library added. Only the first time counts: opened again it adds little, because most of what
-    /// it had is still there.
+    /// Sets what the driver's library added. Only the first call has an effect: when the library is opened again, it adds
+    /// little, because most of its memory is still mapped.
     pub fn set_library(&self, added: Footprint) {
         // Refused if it is known.
         let _ = self.library.set(added);

@@ -41,7 +41,8 @@ const NAME: usize = 160;
 const OF_LAYER_NAME: usize = 3 + 2 * OF_NAME;
 /// Stack of a thread that has run, and of its reads.
 const STACK: usize = 64 << 10;
-/// A finding's texts and evidence, and what its first sign said; 256 are active and 256 have ended. And 512 counts with their subjects.
+/// 256 active and 256 ended findings, each with its evidence and the texts of its first and last sign; and 512 counts with their
+/// subjects.
 const FINDINGS: usize = 512 * 4 * 1024 + 512 * 512;
 /// State that detectors keep of one rank: baselines of some dozens of steps.
 const OF_RANK: usize = 4 << 10;

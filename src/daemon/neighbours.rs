@@ -1,4 +1,4 @@
-//! Whatever one owner does, another gets what it gets alone: a property, tested on a simulated node with invented neighbours.
+//! Property test: on a simulated node, whatever invented neighbours send, an honest owner gets the results that it gets alone.
 //!
 //! What is compared: which events are taken, the events for captures, what ended and its memory, the signs of each turn, the
 //! findings with their times, and their counts. What the driver says of a GPU that is lost is compared too.

@@ -113,8 +113,8 @@ struct Progress {
 }
 
 impl Progress {
-    /// The percentage to report when the playback has reached this recorded time: each tenth, but at full speed not
-    /// more often than every [`REPORTED_EVERY_NS`].
+    /// The percentage to report when the playback has reached this recorded time: each tenth, but at any speed not more often
+    /// than every [`REPORTED_EVERY_NS`] of live time.
     fn reached(&mut self, at_ns: i64, now_ns: impl FnOnce() -> i64) -> Option<i64> {
         let tenths = at_ns.saturating_sub(self.begin_ns).saturating_mul(10) / self.span_ns.max(1);
         if tenths <= self.tenths || tenths >= 10 {

@@ -13,16 +13,15 @@
 //! `MOST_FINE` histograms has every fourth bucket instead: otherwise 2,048 phases would have 131,000 series, and their
 //! text would take 13 MB. Native histograms keep their resolution.
 
+mod message;
 pub mod protobuf;
 mod series;
+mod size;
 #[cfg(test)]
 mod tests;
 
-use crate::metrics::catalogue::{Metric, MetricKind};
-use crate::metrics::{Families, Family, Sample, Value};
-use highwater_core::histogram::BOUNDS_TO_A_COARSE_ONE;
-use prometheus::proto::{self, MetricType};
-use prometheus::{Encoder, TextEncoder};
+use crate::metrics::Families;
+use prometheus::{Encoder as _, TextEncoder};
 
 /// A format of the exposition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,8 +56,8 @@ impl Format {
     }
 }
 
-/// The most histograms of a family with all buckets: 32 phases of each of 8 ranks.
-const MOST_FINE: usize = 256;
+/// The most lines of a family that the `prometheus` crate writes.
+const MOST_BY_CRATE: usize = 16;
 
 /// Encodes these families as text.
 ///
@@ -66,64 +65,13 @@ const MOST_FINE: usize = 256;
 /// If the encoder refuses a family, which does not happen with a catalogue that passes its tests.
 pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
     let families = families.into_ordered();
-    let mut text = Vec::with_capacity(families.iter().map(bytes).sum());
+    let mut text = Vec::with_capacity(families.iter().map(size::bytes).sum());
     for family in families {
-        match &family.samples[..] {
-            [Sample { labels, value: Value::Number(value) }] if labels.is_empty() => {
-                let message = message(family.metric, vec![single(family.metric.kind, *value)]);
-                TextEncoder::new().encode(&[message], &mut text)?;
-            }
-            _ => series::write(&family, &mut text),
+        if size::lines(&family) <= MOST_BY_CRATE {
+            TextEncoder::new().encode(&[message::of(&family)], &mut text)?;
+        } else {
+            series::write(&family, &mut text);
         }
     }
     Ok(text)
-}
-
-/// The number of a family's lines beside its two comments.
-fn lines(family: &Family) -> usize {
-    let of_sample = match family.samples.first().map(|sample| &sample.value) {
-        Some(Value::Histogram(counts)) => counts.bounds_s.len() / bucket_step(family) + 4,
-        _ => 1,
-    };
-    of_sample * family.samples.len()
-}
-
-/// The approximate size of a family's text: 90 bytes for the line of each value, and its two comment lines.
-fn bytes(family: &Family) -> usize {
-    256 + 90 * lines(family)
-}
-
-/// Which buckets of a family are exported: 1 for all, 4 for every fourth.
-fn bucket_step(family: &Family) -> usize {
-    if family.samples.len() > MOST_FINE { BOUNDS_TO_A_COARSE_ONE } else { 1 }
-}
-
-/// A family as the crate takes it.
-fn message(metric: &Metric, values: Vec<proto::Metric>) -> proto::MetricFamily {
-    let kind = match metric.kind {
-        MetricKind::Gauge => MetricType::GAUGE,
-        MetricKind::Counter => MetricType::COUNTER,
-        MetricKind::Histogram => MetricType::HISTOGRAM,
-    };
-    let mut family = proto::MetricFamily::default();
-    family.set_name(metric.name.to_owned());
-    family.set_help(metric.help.to_owned());
-    family.set_field_type(kind);
-    family.set_metric(values);
-    family
-}
-
-/// A value without labels as the crate takes it.
-fn single(kind: MetricKind, value: f64) -> proto::Metric {
-    let mut metric = proto::Metric::default();
-    if kind == MetricKind::Counter {
-        let mut counter = proto::Counter::default();
-        counter.set_value(value);
-        metric.set_counter(counter);
-    } else {
-        let mut gauge = proto::Gauge::default();
-        gauge.set_value(value);
-        metric.set_gauge(gauge);
-    }
-    metric
 }

@@ -3,7 +3,7 @@
 use super::folder::Folder;
 use super::parts;
 use super::replay::play;
-use highwater_analysis::report::{Comparison, Report, Room, json, page, ranks, recorded, summary};
+use highwater_analysis::report::{Comparison, Report, Room, json, page, ranks, summary};
 use highwater_core::fuzzing::Numbers;
 use highwater_engine::recording::schema;
 use highwater_engine::recording::{Options, Replay, printable};
@@ -86,7 +86,7 @@ pub fn recording(data: &[u8]) {
         if let Ok(replay) = Replay::open(&path, Options { shift_to_now: None }) {
             play(&replay);
         }
-        if let Ok(report) = recorded::open(&path, Room::of(2)) {
+        if let Ok(report) = Report::open_own(&path, Room::of(2)) {
             show(&report);
         }
     });

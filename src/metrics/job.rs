@@ -25,7 +25,8 @@ struct RankNow {
     profile: Option<Arc<Profile>>,
 }
 
-/// Layers with series, over all ranks, unless there are more ranks: each has two.
+/// Maximum number of layers with series, over all ranks; each has two series. If more ranks than this have a profile, each of
+/// them has one layer.
 pub(crate) const MOST_LAYERS: usize = 2_048;
 
 impl RankNow {
@@ -46,7 +47,7 @@ impl RankNow {
     }
 }
 
-/// Collects every job's samples. `node` is `None` while there is no source; then only times are known.
+/// Collects every job's samples. `node` is `None` while no source is open: the samples then name no GPUs.
 pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_shift_ns: i64, out: &mut Families) {
     let (ranks, left, records_dropped, conflicts) = {
         let jobs = ledger.open();

@@ -62,8 +62,8 @@ fn open_files() -> Option<u64> {
     }
 }
 
-/// How many threads there are: each is a folder, and a folder has a link from each folder in it, itself and its parent. The
-/// file `stat` has the number too, with the times of every thread, which the kernel adds up for a twentieth of a scrape.
+/// The number of threads. Each is a folder in `/proc/self/task`, so the link count of `task` is the number of threads plus two.
+/// `/proc/self/stat` has the number too, but for it the kernel adds up the times of all threads: a twentieth of a scrape.
 fn threads() -> Option<u64> {
     #[allow(clippy::useless_conversion, reason = "its size depends on the processor")]
     let links = u64::try_from(rustix::fs::stat("/proc/self/task").ok()?.st_nlink).ok()?;

@@ -216,7 +216,8 @@ pub(super) fn handle_of(device: &nvml_wrapper::Device<'_>) -> Handle {
     Handle(unsafe { device.handle() })
 }
 
-/// NVIDIA's name of a profile: the memory as eighths of the GPU's, in whole GiB, rounded up twice.
+/// The name of a profile as NVIDIA forms it. Its size is a number of eighths of the GPU's size in GiB. Both are rounded up, and
+/// the product is rounded to the nearest GiB.
 fn profile_of(gpu_slices: u32, compute_slices: u32, memory_mib: u64, gpu_memory_bytes: u64) -> Option<String> {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;

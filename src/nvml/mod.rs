@@ -34,7 +34,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use unit::{Ask, Unit};
 
-/// How long a call may take at the opening, where nobody says.
+/// How long a call may take while [`open`] opens NVML, which takes no patience as an argument.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The GPUs and MIG instances of this node.
@@ -44,7 +44,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Nvml {
     // Fields drop in this order: the event set, the samples inside the units and the pointers go before the library
     // that they point into.
-    /// Opened by the thread that waits for events, because a GPU may hang in it; `None` inside where there are none.
+    /// Opened by the thread that waits for events, because a GPU may hang while it is registered. The inner `None`: no GPU
+    /// reports events.
     events: OnceLock<Option<Events>>,
     raw: Arc<RawFunctions>,
     gpm: Option<Gpm>,
@@ -52,7 +53,7 @@ pub struct Nvml {
     units: Vec<Unit>,
     skipped: Vec<Skipped>,
     driver_version: Option<String>,
-    /// Indices of GPUs that hung when they were opened; and of all that still do.
+    /// Indices of the GPUs that hung when this source was opened, and the shared set of all that still hang.
     hung: (Vec<u32>, Hung),
     library: Arc<nvml_wrapper::Nvml>,
 }

@@ -1,4 +1,4 @@
-//! Opens NVML so that a call that does not return is named, and costs no GPU but its own.
+//! Opens NVML on threads of its own, so that a call that hangs is named in the log and costs no GPU but its own.
 //!
 //! Enters: the driver's library. Leaves: an [`Nvml`] without the GPUs that hang. Invariants: the caller's thread makes no
 //! call of NVML; a call that has not returned is not made a second time. GPUs are opened one after the other on one thread,
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How often the caller looks whether a call has returned.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Opens NVML, again and again if need be.
+/// Opens NVML, any number of times. It remembers the GPUs that hung in earlier attempts and still do.
 #[derive(Debug)]
 pub struct Opener {
     library: Option<PathBuf>,
@@ -45,15 +45,15 @@ enum News {
 }
 
 impl Opener {
-    /// Opens `library`, or the one that the driver installs. What takes longer than `patience` hangs: without persistence
-    /// mode, a GPU takes seconds.
+    /// Opens `library`, or the one that the driver installs. Initialization, or a GPU, that takes longer than `patience` counts
+    /// as hung. Without persistence mode, opening a GPU takes seconds.
     #[must_use]
     pub fn new(library: Option<PathBuf>, patience: Duration) -> Self {
         Self { library, patience, hung: Hung::default() }
     }
 
-    /// Initializes NVML and finds the GPUs. Calls `waiting` some times a second, with the reason once it hangs as a whole;
-    /// gives up when that returns false, and then returns `None`.
+    /// Initializes NVML and finds the GPUs. Calls `waiting` several times a second, with an error once NVML as a whole hangs. If
+    /// `waiting` returns false, gives up and returns `None`.
     ///
     /// # Errors
     /// As of [`open`](super::open).
@@ -192,7 +192,7 @@ impl Opening<'_> {
                 hung.remove(index);
                 progress = Progress::begin();
             }
-            // The caller that opened NVML may close it, and must not have to wait for this thread then.
+            // Dropped before `Ended` is sent: the caller then holds the only references, and can close NVML.
             drop(begun);
             let _ = sender.send(News::Ended);
         };

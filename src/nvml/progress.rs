@@ -1,4 +1,4 @@
-//! Where the opening of NVML is, and which GPUs hang in it. Any thread may ask at any time.
+//! The call that the opening of NVML is in, and the GPUs whose opening has not returned. Any thread may read both at any time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

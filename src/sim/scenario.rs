@@ -212,8 +212,8 @@ pub struct Phase {
     pub collective: bool,
 }
 
-/// The model is divided into stages, each on ranks of its own, through which a step sends microbatches: in place of the phases
-/// `forward` and `backward`, which are then those of one microbatch in one stage. Rank r runs stage r / (ranks / stages).
+/// Pipeline parallelism: the model is divided into stages, each on ranks of its own, and a step sends microbatches through them.
+/// The phases `forward` and `backward` then describe one microbatch in one stage. Rank r runs stage r / (ranks / stages).
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pipeline {
@@ -227,7 +227,7 @@ pub struct Pipeline {
     /// Which pass a stage runs next.
     #[serde(default)]
     pub schedule: Schedule,
-    /// How many times as long as the phases say the passes of each stage take; 1 if left out.
+    /// For each stage, the factor on the durations of its passes; 1 if left out.
     #[serde(default)]
     pub weights: Vec<f64>,
     /// By which share the lengths of microbatches differ, either way: sequences of other lengths.
@@ -249,7 +249,8 @@ pub struct Pipeline {
 /// The order of the passes of one stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum Schedule {
-    /// A backward pass as soon as there is one, and no more microbatches in flight than stages follow.
+    /// 1F1B: a backward pass as soon as one can run. With one chunk per stage, a stage has at most as many microbatches in
+    /// flight as there are stages from it to the last one, both included.
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,

@@ -1,8 +1,8 @@
 //! Which of the formats of `/metrics` a request prefers, by its `Accept` headers.
 //!
-//! Enters: headers, as a client sent them. Leaves: the format. Invariants: protobuf is only for a client that names it
-//! with its parameters and a quality above that of every text; every other client gets text, whatever its header says,
-//! as before there was a choice. The time is linear in the header, whose length the server limits.
+//! Enters: headers, as a client sent them. Leaves: the format. Invariants: only a client that names protobuf with its
+//! parameters, and prefers it to every text format by a higher quality or by an earlier place at the same quality, gets
+//! protobuf; every other client gets text. The time is linear in the header, whose length the server limits.
 
 use crate::export::prometheus::Format;
 use axum::http::{HeaderMap, header};
@@ -72,7 +72,7 @@ impl Range {
         }
         let is_one = |of: &[&str]| of.iter().any(|name| media.eq_ignore_ascii_case(name));
         let is_family = proto == Some("io.prometheus.client.MetricFamily") && encoding == Some("delimited");
-        // Who accepts OpenMetrics gets the older text, as ever, and must not get protobuf at a lower quality instead.
+        // A client that accepts OpenMetrics gets Prometheus's text. It must not get protobuf, which it rated lower.
         let names = if is_one(&["application/vnd.google.protobuf"]) && is_family {
             Names::Protobuf
         } else if is_one(&["text/plain", "application/openmetrics-text", "text/*", "*/*"]) {

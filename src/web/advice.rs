@@ -69,8 +69,8 @@ pub(super) async fn advice(
         return Err(Problem::new(StatusCode::BAD_REQUEST, problem));
     }
     let id = find(&site, &job)?;
-    // Thousands of layers and checkpoints take a tenth of a second: one at a time, also if the client goes away meanwhile. The
-    // profile is looked up after that, or those who wait would keep many.
+    // Thousands of layers and checkpoints take a tenth of a second, so only one request is computed at a time, even if its client
+    // disconnects. The profile is looked up after the wait; otherwise, waiting requests would keep many profiles in memory.
     let alone = site.live.alone().await;
     let profile = profile(&site, &id, rank);
     let name = job.clone();

@@ -3,7 +3,7 @@
 //! A client that does not read keeps its answer in memory until its connection ends. A long answer is therefore kept
 //! here once for all clients that get the same one, and sent in pieces. If a new answer needs room, the one whose last
 //! read is longest ago is withdrawn, and its readers' connections end. Invariants: the answers in progress take at most
-//! [`MOST_BYTES`] together, or there is only one; whatever clients ask for, a scraper that reads its answer has [`PINNED`] for it.
+//! [`MOST_BYTES`] together, or there is only one; a scraper that keeps reading has [`PINNED`] to finish, whatever others request.
 
 use super::problem::Problem;
 use crate::metrics::{Collect, Families, Part};
@@ -23,7 +23,7 @@ pub(crate) const PIECE_BYTES: usize = 8 << 10;
 
 /// How long an answer that a scraper reads is pinned, from when it was made: it is not withdrawn for others.
 const PINNED: Duration = Duration::from_secs(6);
-/// What was read within this time is being read.
+/// An answer is being read if a piece of it was read within this time.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// The long answers in progress.
@@ -48,8 +48,8 @@ struct Text {
 }
 
 impl Answers {
-    /// Keeps a text while a client reads it; others are withdrawn to make room. If what scrapers read leaves none, it is
-    /// withdrawn itself, and no other is.
+    /// Keeps a text while clients read it, and withdraws others to make room. If scrapers are reading too much to leave room,
+    /// the text itself is withdrawn at once, and no other.
     pub fn keep(&self, text: Vec<u8>) -> Arc<Answer> {
         self.keep_one(text, false)
     }

@@ -218,7 +218,7 @@ impl MemoryAnswer {
     }
 }
 
-/// Why an interval has no answer, in Unix time. Nothing else is returned for one that is no longer kept.
+/// The problem for a query that failed. If the interval is no longer kept, the problem names the oldest Unix time that is.
 fn query_problem(error: &QueryError, shift_ns: i64) -> Problem {
     if let QueryError::Overtaken { oldest_ns } = error {
         let oldest = oldest_ns.saturating_add(shift_ns);

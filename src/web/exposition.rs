@@ -1,9 +1,8 @@
 //! `/metrics`: one body for all scrapers that ask for the same format at the same time.
 //!
-//! The scrapers of a fleet ask in step, and get the same body at the same moment. A scraper gets one that was begun after
-//! its request. Only where another one would cut off those who are reading, because there is no room for both, it gets one
-//! of the last two seconds, or waits for room. Only one is made at a time, whatever its format: making one takes more memory
-//! than it has bytes.
+//! Scrapers that request at the same time share a body. A scraper gets a body that was begun after its request. If there is
+//! no room for another body beside those being read, the scraper gets the last one if it is at most two seconds old, or
+//! waits for room. Only one body is made at a time, whatever its format, because making it takes more memory than the body.
 
 use super::answers::{Answer, Answers};
 use crate::export::prometheus::Format;

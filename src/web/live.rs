@@ -204,8 +204,8 @@ impl Shared {
         Reach { newest_ns, spans: self.known.ledger.ended().phases.count() }
     }
 
-    /// What is new since an earlier event, as far as a reach, as the text of an event. Without an earlier one, the first
-    /// of a client: the value of each GPU's memory there, and the last steps and phases.
+    /// Builds the text of an event with what is new from `since` to `reach`. Without `since`, it is the first event of a
+    /// client: the value of each GPU's memory at `reach`, and the last steps and phases.
     fn event(&self, since: Option<&Reach>, reach: &Reach) -> Option<Arc<Answer>> {
         let node = self.known.slot.node();
         let clock = self.known.clock_of(node.as_deref());
@@ -233,8 +233,8 @@ impl Shared {
         Some(self.answers.keep(text))
     }
 
-    /// Steps and phases with numbers from `since` to `until`, in their order, and how many of these are forgotten. Without
-    /// `since` they are the last ones, and none that the client misses is forgotten.
+    /// Steps and phases with numbers from `since` to `until`, in order, and how many of them are no longer kept. Without
+    /// `since`, the last ones; then none counts as lost.
     fn ended(&self, since: Option<u64>, until: u64) -> (Vec<Span>, u64) {
         let first = since.map_or(until.saturating_sub(SPANS / 2), |since| since.max(until.saturating_sub(SPANS)));
         let blocks = self.known.ledger.ended().trail.blocks_since(first);

@@ -83,7 +83,7 @@ impl Site {
         Self { snapshots, intake, recorder, answers, live }
     }
 
-    /// Someone scrapes: from this address, with this program.
+    /// Records a scrape. The client's address and `User-Agent` identify the scraper.
     fn note_scrape(&self, peer: Option<&Peer>, headers: &HeaderMap) {
         let address = peer.map(|peer| peer.peer.ip().to_string()).unwrap_or_default();
         let program = headers.get(header::USER_AGENT).and_then(|program| program.to_str().ok()).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! `GET /api/v1/openapi.json`: the description of the API.
 //!
-//! Invariant: it is collected from the handlers and the types of their answers, by a test that keeps it in
-//! `docs/openapi.json`, so the program contains the text and not what makes it.
+//! Invariant: a test generates `docs/openapi.json` from the handlers and the types of their answers. The program contains only
+//! that file.
 
 use super::json;
 use axum::http::header;

@@ -29,7 +29,7 @@ pub(super) struct Rows {
     is_broken: bool,
 }
 
-/// Ends an answer in its middle, so that the client takes it for no whole one.
+/// Breaks off an answer, so that the client sees that it is incomplete.
 #[derive(Debug, thiserror::Error)]
 #[error("what was being written is no longer there")]
 struct Gone;

@@ -4,10 +4,10 @@
 //! with its user. It is queried by netlink (`sock_diag(7)`), which any user may do. A client elsewhere has only an
 //! address.
 //!
-//! The kernel is asked as soon as a connection is accepted: when a client has closed its end, nobody knows its user any
-//! more. Those of whom it is not known are one owner, whichever of the millions of loopback addresses they use.
+//! The kernel is asked as soon as a connection is accepted, because it forgets the user when the client closes its end. All
+//! loopback clients whose user is unknown count as one owner, whichever of the millions of loopback addresses they use.
 //!
-//! Whose a connection is decides who gives way when all places for connections are taken.
+//! When all connection slots are taken, `slots` chooses the connection to evict by these owners.
 
 use highwater_core::jobs::Sender;
 use rustix::net::netlink::SocketAddrNetlink;

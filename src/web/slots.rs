@@ -1,11 +1,11 @@
 //! Slots for connections: how many there are, which connections have them, and which is closed when another client
 //! comes.
 //!
-//! Enters: clients, and the activity of their connections. Leaves: a slot for every client. When all are taken, a connection of
-//! the client that has most of them is closed at once: the one that has been silent longest. Those whose request is being
-//! answered are closed after its others, as long as they have no more than half of its slots. Beyond that the longest silent of
-//! them is next, so that clients that request much and read nothing cannot reduce the slots for all others behind the same address
-//! to a single one. Those whose answer has not begun come last: it is not they who are silent.
+//! Enters: clients, and the activity of their connections. Leaves: a slot for every client. When all are taken, the
+//! client with the most connections loses one at once: the one that has been silent longest. Connections that are being
+//! answered are spared while they are at most half of the client's. If they are more, one of them is closed, so that clients
+//! that request much and read nothing cannot leave a single slot to the others behind the same address. Among these, the
+//! connections whose answer has not begun come last, because the daemon is silent there, not the client.
 
 use super::connection::{ConnectionState, ConnectionTurn};
 use super::counts::{Ending, HttpStats, Listener, Seldom};
@@ -103,7 +103,7 @@ impl ConnectionSlots {
                 listener = self.listener.label(),
                 slots = self.most,
                 closed = since,
-                "every place for connections is taken; the longest silent ones of who has most are closed"
+                "every place for connections is taken; the client with the most loses those that have been silent longest"
             );
         }
     }

@@ -1,12 +1,12 @@
-//! Of several profiles, the one that is meant.
+//! Selects one of several profiles.
 //!
-//! Enters: profiles, record by record. Leaves: the one of the job and the rank that were named, or the one with the most
+//! Enters: profiles, record by record. Leaves: of the profiles that match the choice, the one with the most
 //! activations. Invariant: at most two profiles are in memory.
 
 use super::layers::{LayersError, StepLayers};
 use highwater_core::wire;
 
-/// Whose layers are meant. What is `None` is not said.
+/// The job and the rank to select; `None` matches every one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProfileChoice {
     /// The job.
@@ -57,7 +57,7 @@ impl Best {
         self.begun.add(name, allocated, layer)
     }
 
-    /// Ends it: whose it is, and how many records of it are missing.
+    /// Ends the profile. `of` has whose it is, and how many of its records are missing.
     pub fn end(&mut self, of: StepLayers) {
         let StepLayers { job, rank, step, missing, .. } = of;
         let mut layers = std::mem::take(&mut self.begun);

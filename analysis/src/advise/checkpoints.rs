@@ -34,11 +34,11 @@ pub struct Checkpoints {
     pub missing_records: u64,
     /// The activations of all layers, also of those that were left out at the begin.
     pub activation_bytes: u64,
-    /// The most in live tensors, as it was observed.
+    /// The maximum in live tensors that was observed.
     pub observed_peak_bytes: Option<u64>,
-    /// The same with these checkpoints: what one part holds, what those before it hand on, and gradients.
+    /// The maximum in live tensors that is expected with these checkpoints.
     pub predicted_peak_bytes: Option<u64>,
-    /// The forward passes that have to run a second time.
+    /// The duration of the forward passes that run a second time.
     pub recomputed_seconds: Option<f64>,
     /// The job whose layers they are.
     pub job: Option<String>,
@@ -133,8 +133,8 @@ impl CheckpointSegment {
     }
 }
 
-/// The most in live tensors that is to be expected: what was observed, and the difference between two models of a step, one
-/// with these parts and one without.
+/// The expected maximum in live tensors: the observed one, plus the modelled peak of a step with these parts, minus the modelled
+/// peak without checkpoints.
 fn predicted(of: &StepLayers, skipped: usize, cuts: &[usize]) -> Option<u64> {
     let (highest, before) = (of.highest?, of.before?);
     let all = of.layers.len();
@@ -157,9 +157,9 @@ struct Part {
     is_whole: bool,
 }
 
-/// The most that layers hold beside what there was before them, bytes. While the backward pass is in a layer, there is what
-/// the parts before keep, what the layers up to it in its own part hold, the gradients of its output and its input, and those
-/// of its parameters and of all later ones.
+/// The modelled peak of a step, relative to the memory before its layers, bytes. While the backward pass is in a layer, the job
+/// holds what the parts before keep, what the layers of its own part up to it hold, the gradients of its output and input, and
+/// the gradients of its own parameters and of those of all later layers.
 fn peak(layers: &[Layer], parts: &[Part]) -> Option<i128> {
     let held = |range: &Range<usize>| {
         layers[range.clone()].iter().map(|layer| layer.held.map(i128::from)).sum::<Option<i128>>()
@@ -181,7 +181,7 @@ fn peak(layers: &[Layer], parts: &[Part]) -> Option<i128> {
     Some(most)
 }
 
-/// What each layer hands to the next, bytes: the last memory that one of them produced.
+/// The size of each layer's output, bytes: its activations, or the output of the layer before if it has none.
 fn outputs(layers: &[Layer]) -> Vec<i128> {
     let mut last = 0;
     let each = layers.iter().map(|layer| {
@@ -255,8 +255,8 @@ mod tests {
         let of = layers(&[50, 50, 10, 10], 100);
         let advice = checkpoints(&of, 1, 0).expect("advice");
         assert_eq!((advice.max_memory, advice.split_modules.as_slice()), (70, ["l1".to_owned()].as_slice()));
-        // The worst is the first layer, without and with: its 50, the gradient of that, and all four of parameters; or the second,
-        // with the first's 50, three of parameters, and gradients of 50 and 50.
+        // The peak is 500 with and without the checkpoint. In the first layer: its 50, the gradient of its output, and the
+        // gradients of four layers' parameters. In the second: 50 of each layer, two gradients of 50, and three of parameters.
         assert_eq!(advice.predicted_peak_bytes, advice.observed_peak_bytes);
         let mut unknown = of.clone();
         unknown.layers[1].held = None;

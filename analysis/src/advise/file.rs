@@ -1,6 +1,6 @@
 //! Layers from a file: a recording, FairScale's traces, or an answer of the API that was saved.
 //!
-//! Enters: a file, and perhaps whose layers are meant. Leaves: one profile: that one, or of all the one with the most
+//! Enters: a file, and optionally a job and a rank. Leaves: of the profiles of that job and rank, the one with the most
 //! activations. Invariants: recognised by its contents; at most two profiles are in memory; a file that cannot be used is
 //! refused with its name and why.
 

@@ -19,7 +19,8 @@ pub struct Layer {
     pub name: String,
     /// What it leaves for the backward pass: its outputs that share no memory with its inputs, bytes.
     pub activations: u64,
-    /// By how much live tensors grew with it and with what ran before the next layer, bytes.
+    /// By how much live tensors grew from the end of the forward record before it to its own end, bytes. Includes the growth with
+    /// records after it that are not among the layers, such as a layer that runs again.
     pub held: Option<i64>,
     /// Its parameters, bytes.
     pub parameters: Option<u64>,
@@ -38,7 +39,7 @@ pub struct StepLayers {
     pub step: Option<u64>,
     /// In the order in which they ran forward.
     pub layers: Vec<Layer>,
-    /// How many more ran forward, of whose activations nothing is known.
+    /// How many further layers ran forward with unknown activations.
     pub unknown: usize,
     /// How many records found no room where the profile was kept.
     pub missing: u64,
@@ -118,7 +119,7 @@ impl StepLayers {
         Ok(())
     }
 
-    /// Counts what a layer holds that is not among them, such as one that runs again, as the last one's.
+    /// Adds what a record that is not among the layers holds, such as that of a layer that runs again, to the last layer.
     fn hold(&mut self, more: Option<i64>) {
         if let Some(layer) = self.layers.last_mut() {
             layer.held = layer.held.zip(more).and_then(|(held, more)| held.checked_add(more));
@@ -137,7 +138,7 @@ impl StepLayers {
         if named.is_empty() { "an unnamed job".to_owned() } else { named.join(", ") }
     }
 
-    /// All activations, bytes; at most what fits.
+    /// The sum of all activations, bytes, saturating.
     #[must_use]
     pub fn activations(&self) -> u64 {
         self.layers.iter().fold(0, |sum, layer| sum.saturating_add(layer.activations))

@@ -2,7 +2,7 @@
 //!
 //! Enters: what was recorded of a job's layers, its steps, and its framework's plans. Leaves: where to checkpoint activations,
 //! which batch size fits, which plans to enable, and the memory that this leaves.
-//! Invariants: the divisions are the best that there are; what is not known is absent, never 0. Absent on purpose: where
+//! Invariants: divisions into checkpointed parts are optimal; what is not known is absent, never 0. Absent on purpose: where
 //! the answers are shown, which the command line and the API decide.
 
 mod answer;

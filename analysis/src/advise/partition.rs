@@ -9,11 +9,12 @@
 pub struct Partition {
     /// The largest sum of a part, by number of cuts, from none to as many as were asked for.
     pub by_cuts: Vec<u64>,
-    /// Where parts begin, but for the first. There are never more than leave each part one number.
+    /// Where parts begin, except the first. Every part has at least one number.
     pub cuts: Vec<usize>,
 }
 
-/// The least largest sums of what is left from each position on, with some number of cuts: one row of the dynamic program.
+/// One row of the dynamic program. For each position: the smallest possible largest sum of the numbers from there on, with a
+/// fixed number of cuts.
 type Row = Vec<u64>;
 
 /// Divides `numbers` with at most `most` cuts. `None` if they add up to more than a `u64` holds.
@@ -39,7 +40,7 @@ pub fn partition(numbers: &[u64], most: usize) -> Option<Partition> {
     }
     let (mut cuts, mut at, mut left) = (Vec::with_capacity(most), 0, most);
     while left > 0 {
-        // The rows from the last kept one that has fewer cuts.
+        // Rebuilds the rows with up to `left` cuts from the last kept row that has fewer.
         let nth = (left - 1) / stride;
         let mut rows = vec![kept[nth].clone()];
         while nth * stride + rows.len() <= left {
@@ -49,7 +50,7 @@ pub fn partition(numbers: &[u64], most: usize) -> Option<Partition> {
         while rows.len() > 1 {
             let best = rows.pop()?[at];
             let rest = &rows[rows.len() - 1];
-            // The earliest next part whose own best is no worse; rows fall, so it can be searched for.
+            // The earliest begin of the next part from which the rest is no worse. Rows never rise, so a binary search finds it.
             at += 1 + rest[at + 1..].partition_point(|sum| *sum > best);
             cuts.push(at);
             left -= 1;
@@ -75,7 +76,7 @@ impl Sums {
     fn next(&self, row: &[u64]) -> Row {
         let Self { before } = self;
         let mut next = vec![0; row.len()];
-        // The first part is the longer the later it begins ends: where it outgrows the rest moves only to the right.
+        // As `at` grows, the position `end` where the first part outgrows the rest only moves right, so one pass is enough.
         let mut end = 1;
         for at in 0..row.len() - 1 {
             end = end.max(at + 1);

@@ -70,8 +70,8 @@ pub(super) fn tape(
     Ok(tape)
 }
 
-/// Memory in use after each time at which it changes, from 0 at the begin, unless this GPU's first allocation is then. At
-/// one time, what is freed is gone before what is allocated is there: the sum never shows more than was in use.
+/// Memory in use after each change. Begins with 0 at `begin_ns`, unless this GPU's first change is then. All changes of one
+/// time are added up first, so that an allocation that reuses memory freed at the same time is not counted on top of it.
 fn sums(mut changes: Vec<(i64, i128)>, begin_ns: i64, end_ns: i64) -> Vec<(i64, Option<u64>)> {
     changes.sort_unstable();
     let (mut sum, mut points) = (0_i128, Vec::new());

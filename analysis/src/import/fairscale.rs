@@ -1,7 +1,7 @@
 //! Traces of FairScale's `LayerwiseMemoryTracker`: `{"traces": [{"module_name": …, "event": {…}}, …]}`.
 //!
 //! Enters: one record for each layer and pass, in the order in which they ran. Leaves: the same as records of a layer
-//! profile. There are no times. What the tracker wrote down wrong stays: it counts each number of other types than float16
+//! profile. There are no times. Errors of the tracker are not corrected: it counts every element of a type other than float16
 //! as four bytes.
 
 use highwater_core::wire::{Direction, Layer};

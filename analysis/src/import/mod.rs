@@ -1,7 +1,8 @@
-//! Recordings that other tools wrote, one file a format. Each becomes a `Tape`, like the product's own.
+//! Readers of other tools' files, one module a format.
 //!
-//! Enters: text or SQLite files, whose format `formats` has recognized. Invariants: a file is read as a stream; a line or row
-//! that cannot be read is counted, and no other is lost; what a format does not contain stays unknown.
+//! Enters: files whose format `formats` has recognized. Leaves: a `Tape`, as of the product's own recordings, for formats with
+//! memory over time; `fairscale` and `ort_memory` pass their records to a function instead. Invariants: a file is read as a
+//! stream; a line or row that cannot be read is counted, and no other is lost; what a format does not contain stays unknown.
 
 mod allocations;
 pub(crate) mod fairscale;

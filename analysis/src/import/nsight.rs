@@ -26,7 +26,7 @@ const PROCESS_MASK: i64 = 0xff_ffff;
 /// The most devices of all processes.
 const MOST_DEVICES: usize = 1 << 16;
 
-/// What is allocated at an address of a process's context.
+/// Identifies an allocation: process, context, device and address.
 type Address = (Option<i64>, Option<i64>, u32, i64);
 
 /// An event: an address, its time, its size, and whether it allocates.
@@ -102,7 +102,7 @@ fn lifetimes(
     let mut all: Vec<Lifetime> = Vec::new();
     for (address, at_ns, bytes, is_allocated) in events {
         if is_allocated {
-            // An address that is allocated again was freed in between, when is not known; it counts until now.
+            // The address is allocated again, so its release is missing. The old allocation counts until now.
             if let Some(before) = open.insert(address, all.len()) {
                 all[before].end_ns = Some(at_ns);
             }

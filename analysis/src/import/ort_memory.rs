@@ -1,8 +1,9 @@
 //! The lines about memory that `ORTModule` of ONNX Runtime prints into a training log (`ORTMODULE_PRINT_MEMORY_STATS=1`).
 //!
-//! Enters: a log, line by line. Leaves: what each such line says. Invariants: whatever stands before it on its line is
-//! ignored but for the rank, as are all other lines, and those of more than 64 KiB; a line of this form with a value that cannot
-//! be read is counted, and no other is lost. The forms are those of ONNX Runtime 1.17 to 1.20: `_runtime_inspector.py` and `log_memory_usage`.
+//! Enters: a log, line by line. Leaves: the values of each such line. Invariants: other lines, and lines of more than 64 KiB,
+//! are ignored, and so is the text before the values, except the rank and the step; a line with a value that cannot be read is
+//! counted, and no other is lost. The forms are those of ONNX Runtime 1.17 to 1.20: `_runtime_inspector.py` and
+//! `log_memory_usage`.
 
 use crate::log_lines::LogLines;
 use highwater_core::source::OpenError;
@@ -11,7 +12,7 @@ use highwater_engine::recording::{FileProblem, SkippedLines, refuse};
 use std::io::{BufReader, ErrorKind};
 use std::path::Path;
 
-/// Every line of this kind has it.
+/// The text by which a line of this kind is recognized.
 const MARK: &str = " memory (MiB) | phase: ";
 /// A log has its first line of this kind within this number of unpacked bytes.
 pub(crate) const BEGIN: usize = 4 << 20;

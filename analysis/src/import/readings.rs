@@ -36,7 +36,7 @@ struct Readout {
     last: Option<(i64, Option<u64>)>,
     /// The first intervals; empty once the period is known.
     intervals: Vec<i64>,
-    /// Begins and ends of the longest pauses so far, until the period is known.
+    /// Begin and end of each of these intervals, until the period is known.
     pauses: Vec<(i64, i64)>,
     period_ns: Option<i64>,
 }
@@ -70,7 +70,7 @@ impl Readings {
         Ok(())
     }
 
-    /// Another run of the tool was appended: its period may be another.
+    /// Starts another run of the tool in the same file. Its period may differ.
     pub fn begin_anew(&mut self) {
         self.gpus.values_mut().for_each(Readout::begin_anew);
     }
@@ -167,13 +167,13 @@ impl Readout {
         if self.period_ns.is_none() {
             self.learn();
         }
-        // The last reading is true for an instant: the tool ended after it.
+        // Adds the last reading as a point even if its value is unchanged, so that the points reach its time.
         if let Some((at_ns, used)) = self.last
             && self.points.last().is_none_or(|(last_ns, _)| *last_ns < at_ns)
         {
             self.points.push((at_ns, used));
         }
-        // The tool went on reading the others.
+        // If the tool read other GPUs for much longer, this GPU's memory is unknown from its last reading on.
         let longest_ns = GAP_PERIODS.saturating_mul(self.period_ns.unwrap_or(1));
         if let Some((at_ns, _)) = self.last
             && end_ns.saturating_sub(at_ns) > longest_ns

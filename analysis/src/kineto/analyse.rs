@@ -85,7 +85,8 @@ pub fn analyse(trace: &Trace) -> Result<Analysis, NothingOnGpu> {
     analyse_and_draw(trace, |_| ())
 }
 
-/// What the GPUs did, in numbers, and to `draw` as stretches of time: by GPU, and of each activity in the order of time.
+/// What the GPUs did, in numbers. Also passes each stretch of time to `draw`: GPU by GPU, and the stretches of one activity in
+/// order of time.
 ///
 /// # Errors
 /// The trace has nothing that ran on a GPU.
@@ -133,7 +134,7 @@ pub enum Activity {
     WaitsOtherwise,
 }
 
-/// A while in which a GPU did something. Times are nanoseconds on the clock of the trace.
+/// An interval in which a GPU did one thing. Times are nanoseconds on the clock of the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
     /// The GPU's number in its process.

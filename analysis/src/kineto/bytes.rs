@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 /// How much is read at once.
 const CHUNK: usize = 1 << 16;
-/// The longest word that is looked at; JSON has none that is longer.
+/// Words are checked in pieces of this length. No word of JSON, and none of those replaced, is longer.
 const LONGEST_WORD: usize = 16;
 
 /// How many bytes may still be read before the allowance is renewed.
@@ -118,7 +118,8 @@ impl<R: Read> Repaired<R> {
         self.last = byte;
     }
 
-    /// Makes a word or a number that the end cuts look like no error of its own, so that the text only ends early.
+    /// Drops a word and completes a number that the end of the input cuts off, so that the parser reports an early end and not
+    /// a syntax error.
     fn end(&mut self) {
         self.word.clear();
         if self.place == Place::Outside && matches!(self.last, b'.' | b'e' | b'E' | b'+' | b'-') {

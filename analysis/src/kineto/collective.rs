@@ -63,7 +63,7 @@ const NAMED: [(&str, Kind); 12] = [
     ("send", Kind::SendRecv),
     ("recv", Kind::SendRecv),
 ];
-/// How kernels of other libraries are called that move data between GPUs, such as vLLM's, TensorRT-LLM's and NVSHMEM's.
+/// Parts of the names of kernels of other libraries, such as vLLM, TensorRT-LLM and NVSHMEM, that move data between GPUs.
 const ALIKE: [&str; 6] = ["allreduce", "allgather", "reducescatter", "alltoall", "crossdevicereduce", "nvshmem"];
 
 impl Kind {
@@ -74,8 +74,8 @@ impl Kind {
         NAMED.iter().find(|(known, _)| bare.contains(known)).map_or(Self::Unknown, |(_, kind)| *kind)
     }
 
-    /// What the algorithm bandwidth is multiplied with, so that it can be compared with that of the links, whatever the
-    /// number of ranks: the factors of nccl-tests.
+    /// The factor of nccl-tests that turns algorithm bandwidth into bus bandwidth, which can be compared with the bandwidth of a
+    /// link at any number of ranks. `None` if there is none for this kind.
     #[must_use]
     pub fn bus_factor(self, ranks: u64) -> Option<f64> {
         let n = ranks as f64;

@@ -1,9 +1,10 @@
 //! Why a GPU was idle.
 //!
-//! A gap is the host's if the call that launched the next work began after the gap did: nothing was queued. Of such a
-//! gap, the time before that call in which the host waited for a data loader is the loader's. Any other gap is `other`:
-//! work was queued and did not start, because of launch latency or because it waited for another stream. Holistic Trace
-//! Analysis applies the same test to each stream on its own, and has no data loader.
+//! If the next work was launched after the gap began, or no more work follows, nothing was queued: the host caused the gap.
+//! The part of it before the launch in which the host waited for a data loader counts as `data`, the rest as `host`. If the
+//! launch began before the gap, work was queued and did not start, because of launch latency or because it waited for another
+//! stream: the gap counts as `other`. If the trace lacks the launch, the gap is unexplained. Holistic Trace Analysis applies
+//! the same test to each stream on its own, and has no data loader.
 //!
 //! Enters: the gaps of one GPU in a window, and what it did next. Leaves: their times by cause. Invariant: the causes
 //! add up to the idle time.
@@ -59,7 +60,7 @@ impl Causes<'_> {
         Idle { data_ns, host_ns: known(host), other_ns: known(other), unexplained_ns: unexplained }
     }
 
-    /// When the work was launched that begins next; of several that begin at once, the first that was launched.
+    /// When the next work was launched. If several begin at once, the earliest launch counts.
     fn launch_of_next(&self, end: i64) -> Next {
         let next = self.ops.get(self.ops.partition_point(|op| op.begin_ns < end)..).unwrap_or_default();
         let Some(first) = next.first() else {
@@ -76,7 +77,7 @@ enum Next {
     Nothing,
     /// Work that was launched then.
     Launched(i64),
-    /// Work of which that is not known.
+    /// Work whose launch is not in the trace.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! Sets of time: when anything of a kind was going on, however much of it.
+//! Sets of disjoint time intervals: when anything of one kind was going on.
 //!
 //! Enters: begins and ends in any order, which may overlap. Leaves: the times that they cover, in order and apart from
 //! each other. Invariant: no time counts twice.
@@ -40,14 +40,14 @@ impl Intervals {
         Self(both)
     }
 
-    /// Those that lie at least in part between two times, cut to what does.
+    /// The intervals that overlap the time from `begin` to `end`, clipped to it.
     fn between(&self, begin: i64, end: i64) -> impl Iterator<Item = (i64, i64)> {
         let first = self.0.partition_point(|(_, last)| *last <= begin);
         let rest = self.0.get(first..).unwrap_or_default().iter();
         rest.take_while(move |(from, _)| *from < end).map(move |(from, to)| ((*from).max(begin), (*to).min(end)))
     }
 
-    /// The times in order. Of two with less than `gap_ns` nanoseconds between them, one is made.
+    /// The intervals in order. Two that are less than `gap_ns` nanoseconds apart are merged.
     pub(super) fn joined(&self, gap_ns: u64) -> Vec<(i64, i64)> {
         let mut joined: Vec<(i64, i64)> = Vec::new();
         for (begin, end) in &self.0 {

@@ -20,7 +20,7 @@ impl Names {
         if let Some(number) = self.numbers.get(name) {
             return Some(*number);
         }
-        // A name without bytes takes room too, but there is only one.
+        // The empty name counts no bytes, but it can be added only once.
         if self.bytes + name.len() > MOST_NAME_BYTES {
             return None;
         }

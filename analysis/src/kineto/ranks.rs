@@ -14,7 +14,7 @@ use super::waits::{self, Matches, Part};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Clocks that one collective in this many contradicts are not compared.
+/// If at least one matched collective in this many contradicts the clocks, the clocks are not comparable.
 const ONE_IN: usize = 10;
 
 /// The collectives of a job.
@@ -24,9 +24,9 @@ pub struct Ranks {
     pub clocks: Clocks,
     /// How many collectives were matched over all ranks of their group.
     pub matched: u64,
-    /// How many of them by process group and sequence number; the others by their order.
+    /// How many of `matched` were matched by process group and sequence number; the others were matched by order.
     pub matched_by_sequence: u64,
-    /// How many kernels of collectives were not: their counterparts are not in the traces, or not certain.
+    /// How many collectives of single ranks were not matched: their counterparts are missing in the traces, or not certain.
     pub unmatched: u64,
     /// How many kernels were not compared: point to point, from or to one rank, or of unknown kind.
     pub not_compared: u64,
@@ -49,7 +49,7 @@ pub struct Clocks {
     pub problem: Option<String>,
     /// How many collectives ended on one rank before they began on another, by these clocks; they are left out.
     pub contradicting: u64,
-    /// By how much at most, nanoseconds: the clocks differ by at least that.
+    /// The largest such contradiction, nanoseconds. The clocks differ by at least this much.
     pub disagreement_ns: Option<u64>,
 }
 
@@ -259,7 +259,7 @@ fn add(sum: &mut Option<u64>, more: u64) {
     *sum = sum.map(|sum| sum.saturating_add(more));
 }
 
-/// A time that is not negative, as what it is counted in.
+/// Converts a time that is not negative to the type of the sums.
 fn whole(time: i128) -> u64 {
     u64::try_from(time).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,7 @@
 //! Reads a trace as a stream.
 //!
-//! Enters: the text of a Chrome trace as Kineto writes it, unpacked. Leaves: a [`Trace`]. Invariants: an event that
-//! cannot be used is counted, and all others are kept; of a file that ends early, what it had is kept; memory is
+//! Enters: the text of a Chrome trace as Kineto writes it, unpacked. Leaves: a [`Trace`]. Invariants: an unusable event is
+//! counted and does not affect the others; a file that ends early yields the events before its end; memory is
 //! bounded by `MOST_EVENTS`, `MOST_NAME_BYTES` and [`MOST_EVENT_BYTES`].
 
 use super::bytes::{Allowance, Repaired};
@@ -22,7 +22,7 @@ const MOST_MEMBER_BYTES: usize = 64 << 20;
 /// Why a file is no trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceError {
-    /// It has more than is kept; says more than what.
+    /// It exceeds a bound; the text names the bound.
     TooLarge(String),
     /// It cannot be read, or is not a trace; says where.
     Unreadable(String),
@@ -40,7 +40,7 @@ impl std::error::Error for TraceError {}
 /// Reads a trace.
 ///
 /// # Errors
-/// The text is not JSON, has no events, or exceeds the bounds. That it ends early is no error if it has any event.
+/// The text is not JSON, has no array of events, or exceeds the bounds. An early end is no error once that array has begun.
 pub fn read(from: impl Read) -> Result<Trace, TraceError> {
     let allowance = Allowance::new(MOST_MEMBER_BYTES);
     let mut file =

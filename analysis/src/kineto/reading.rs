@@ -1,7 +1,7 @@
 //! What is kept of a trace while it is read, and how its parts are joined at the end.
 //!
-//! Enters: events in any order. Leaves: a [`Trace`]. Invariants: no more than
-//! [`MOST_EVENTS`] and the names are kept; the file is read once.
+//! Enters: events in any order. Leaves: a [`Trace`]. Invariants: at most [`MOST_EVENTS`] events and `MOST_NAME_BYTES` bytes of
+//! names are kept; the file is read once.
 
 use super::MOST_EVENTS;
 use super::collective::{self, Collective, Kind};
@@ -9,7 +9,7 @@ use super::event::{Category, Event};
 use super::trace::{Op, Trace, Work};
 use std::collections::{HashMap, HashSet};
 
-/// What a collective takes, in events of [`MOST_EVENTS`].
+/// A collective, or its parameters, counts as this number of events of [`MOST_EVENTS`].
 const COLLECTIVE: usize = 4;
 /// The operator in which PyTorch writes down what it passes to NCCL.
 const PARAMETERS: &str = "record_param_comms";
@@ -107,7 +107,7 @@ impl Reading {
 
     fn take_call(&mut self, event: &Event, begin_ns: i64) -> Result<(), Full> {
         match event.args.correlation {
-            // 0 is what calls have that launch nothing.
+            // Calls that launch nothing have the correlation 0.
             None | Some(0) => Ok(()),
             Some(correlation) => {
                 self.make_room(1)?;
@@ -166,7 +166,7 @@ impl Reading {
         }
         for (collective, (correlation, external)) in trace.collectives.iter_mut().zip(&self.linked) {
             collective.launch_ns = correlation.and_then(launched);
-            // Older versions do not copy what they know to the kernel.
+            // Older versions of PyTorch have the parameters only in the operator's event, not in the kernel's.
             if let Some(known) = external.and_then(|external| self.parameters.get(&external)) {
                 complete(collective, known);
             }
@@ -181,7 +181,7 @@ impl Reading {
 }
 
 fn device(event: &Event) -> u32 {
-    // Kineto shows a GPU as the process with its number.
+    // Without the argument `device`, the process id is the GPU's number: Kineto shows each GPU as a process.
     event.args.device.or(event.process).and_then(|device| u32::try_from(device).ok()).unwrap_or(0)
 }
 

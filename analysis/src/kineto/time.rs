@@ -3,7 +3,7 @@
 //! Enters: a JSON number, or a string with one. Leaves: nanoseconds. Invariant: exact. Kineto writes three decimals,
 //! and a 64-bit float of microseconds since 1970, which older versions write, would be off by up to 125 ns.
 
-/// More digits than any time has: what is longer is refused before it is computed with.
+/// Maximum number of digits. A longer number is no time, and is refused before any arithmetic.
 const MOST_DIGITS: usize = 30;
 
 /// Nanoseconds, rounded to the nearest; `None` if the text is no number, or it does not fit.

@@ -6,7 +6,8 @@
 use super::collective::Collective;
 use super::names::Names;
 
-/// 2001-09-09 as nanoseconds since 1970: no process runs for so long that its own clock shows more.
+/// 2001-09-09 as nanoseconds since 1970. A time from here on is a date: a clock that began with a process or boot never gets
+/// this far.
 const A_DATE_NS: i64 = 1_000_000_000_000_000_000;
 
 /// What a GPU did.
@@ -54,7 +55,7 @@ pub struct Trace {
     pub steps: Vec<(u64, i64, i64)>,
     /// When the host waited for a data loader, nanoseconds.
     pub loading: Vec<(i64, i64)>,
-    /// How many events could not be used, because they have no time or a negative duration.
+    /// How many events could not be used: they are no objects, or have no time or a negative duration.
     pub unusable: u64,
     /// Whether the file ended before its events did.
     pub is_cut_short: bool,
@@ -70,7 +71,7 @@ impl Trace {
         self.base_ns.or(is_dated.then_some(0))
     }
 
-    /// What ranks are compared by: the trace without what its GPUs did one by one, which is most of it.
+    /// The trace without its `ops` and `loading`, which are most of it. What is left suffices to compare ranks.
     #[must_use]
     pub fn without_work(self) -> Self {
         Self { base_ns: self.clock_ns(), ops: Vec::new(), loading: Vec::new(), ..self }

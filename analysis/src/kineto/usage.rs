@@ -1,7 +1,7 @@
 //! How long collectives took and how fast they were, by kind.
 //!
-//! Enters: collectives of one rank. Leaves: a line for each kind, in the order of [`Kind`]. Invariant: a bandwidth is
-//! of those collectives alone whose message is known.
+//! Enters: collectives of one rank. Leaves: a line for each kind, in the order of [`Kind`]. Invariant: a
+//! bandwidth includes only collectives whose message size is known.
 
 use super::collective::{Collective, Kind};
 use serde::Serialize;
@@ -85,7 +85,7 @@ fn of_kind(kind: Kind, all: &[&Collective]) -> CollectiveUsage {
         total_ns,
         sized: message.count,
         bytes: (message.count > 0).then_some(bytes),
-        // A barrier's message is not why it takes its time.
+        // A barrier takes its time for synchronization, not for its message.
         algorithm_bytes_per_second: message.per_second().filter(|_| kind != Kind::Barrier),
         bus_bytes_per_second: bus.per_second(),
     }

@@ -1,6 +1,6 @@
-//! Members of an event, taken as what they are needed as, whatever they are.
+//! Visitors that read a member of an event as text or as a number, whatever its JSON type.
 //!
-//! Invariant: no value is an error, since one odd member must not cost the whole file.
+//! Invariant: no value is an error, because one member of an unexpected type must not make the file unreadable.
 
 use serde::de::{DeserializeSeed, Deserializer, Visitor};
 

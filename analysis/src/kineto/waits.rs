@@ -1,8 +1,8 @@
 //! Which collectives of several ranks are the same one.
 //!
-//! Collectives are matched by process group and PyTorch's sequence number. A trace without these has them matched by
-//! their order within step, group and kind, if all ranks have as many and the same messages; otherwise a rank whose
-//! trace began later would be compared with other collectives.
+//! Collectives are matched by process group and PyTorch's sequence number. Without these, they are matched by their order
+//! within step, group and kind, but only if all ranks have equally many of them with equal message sizes. Otherwise the trace of
+//! one rank may have begun later, and its first collective would be matched with an earlier one of another rank.
 //!
 //! Enters: the traces of one job. Leaves: collectives with a part for each rank. Invariants: every part is of another
 //! rank; what cannot be matched for certain is counted, and left out.
@@ -35,7 +35,7 @@ pub(super) struct Matches<'a> {
     pub not_compared: u64,
 }
 
-/// What collectives share that are matched by their order.
+/// The step, group and kind within which collectives are matched by their order.
 type Series<'a> = (Option<u64>, Option<&'a str>, Kind);
 
 /// What the parts of one collective share.
@@ -108,7 +108,7 @@ fn have_same_message(parts: &[Part]) -> bool {
         || messages().all(|bytes| Some(bytes) == messages().next())
 }
 
-/// Whether all ranks of the group are there: otherwise the last may be one whose trace is not known.
+/// Whether all ranks of the group have a part. Otherwise the last rank may be one that has no trace.
 fn is_complete(parts: &[Part], traces: usize) -> bool {
     let size = parts.iter().find_map(|part| part.collective.group_size);
     parts.len() > 1 && parts.len() as u64 == size.unwrap_or(traces as u64)

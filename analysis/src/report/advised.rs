@@ -1,11 +1,11 @@
-//! Beside findings of too little memory, what to change: where to checkpoint, if the recording has the job's layers.
+//! Advice beside findings of too little memory: where to checkpoint, if the recording has the job's layers.
 //!
 //! Enters: a report with findings and layer profiles. Leaves: for each job that lacked memory, advice with numbers. Invariant:
 //! nothing is advised from a profile of which records are missing.
 
 use super::layers::Profile;
+use super::model::{Found, Report};
 use super::table::size;
-use super::{Found, Report};
 use crate::advise::{Checkpoints, StepLayers, checkpoints};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ pub struct Advised {
 pub fn advised(report: &Report) -> Vec<Advised> {
     let lacking = report.found().iter().filter(|found| KINDS.contains(&found.kind.as_str()));
     let named: Vec<&Found> = lacking.collect();
-    // A GPU may be too full without a job that is known to be on it.
+    // A finding that names no job may be about any of them.
     let is_meant =
         |profile: &Profile| named.iter().any(|found| found.job.as_ref().is_none_or(|job| *job == profile.job));
     let mut jobs = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! A framework's own allocator in a report: the peak, who held memory then, what was reserved for nothing, and failures.
 
+use super::model::{Gpu, Report};
 use super::table::{Table, size, size_if};
-use super::{Gpu, Report};
 use highwater_engine::recording::{Allocator, Bands, Failure, Moment, Place, printable};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::fmt::{self, Write as _};
 /// Places that are listed of those that held memory at the peak, and failures.
 const MOST_LISTED: usize = 10;
 
-/// What each place held at the peak: bytes and allocations, the most first. Stacks with one place of the program's own are one.
+/// What each place held at the peak: bytes and allocations, the most bytes first. Stacks with the same place are added up.
 pub(super) fn places(of: &Allocator) -> Vec<(&str, u64, u64)> {
     let mut places: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for holder in &of.holders {
@@ -111,8 +111,8 @@ fn when(report: &Report, moment: &Moment) -> String {
     }
 }
 
-/// The same for a page, by place: hundreds of stacks with all of their frames would be most of it. Times are nanoseconds after
-/// the begin.
+/// The same for a page, by place: hundreds of stacks with all their frames would take most of the page. Times are nanoseconds
+/// after the begin.
 pub(super) fn page(of: &Allocator, begin_ns: i64) -> Value {
     let places = places(of);
     let failures = of.failures.iter().take(MOST_LISTED).map(|failure| {
@@ -138,7 +138,7 @@ pub(super) fn page(of: &Allocator, begin_ns: i64) -> Value {
     })
 }
 
-/// What a page counts the levels of places in: a chart has less than a thousand of them in its height.
+/// The unit of levels in a page, bytes. On a chart of gigabytes, it is less than a pixel.
 const UNIT_BYTES: u64 = 1 << 16;
 
 /// Levels over time by place. They are counted in units, rounded down.

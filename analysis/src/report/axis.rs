@@ -1,20 +1,20 @@
 //! Which recordings share a clock, so that one time axis shows what happened at the same time.
 //!
 //! Enters: reports. Leaves: how much later than the earliest each began, for those that ran at the same time. Invariant: only
-//! times of day are compared, and recordings of different runs are not: each of those begins at 0.
+//! Unix times are compared; all other recordings begin at 0.
 
-use super::Report;
+use super::model::Report;
 use highwater_engine::recording::Times;
 
-/// How much later than the earliest of them each of the recordings began that overlap the first one, directly or through
-/// others; nanoseconds. `None` for all others, and for all if there are not at least two.
+/// Finds the recordings that overlap the first one with a clock, directly or through others. Returns how much later than the
+/// earliest of them each one began, nanoseconds; `None` for other recordings, and for all if nothing overlaps the first one.
 pub(super) fn offsets(reports: &[Report]) -> Vec<Option<i64>> {
     let has_clock = |report: &&Report| report.origin.times == Times::Unix;
     let mut shared = vec![false; reports.len()];
     let Some(first) = reports.iter().position(|report| has_clock(&report)) else { return vec![None; reports.len()] };
     let (mut begin_ns, mut end_ns) = (reports[first].begin_ns, reports[first].end_ns);
     shared[first] = true;
-    // What joins may reach those that did not overlap before.
+    // A recording that joins widens the interval, so all others are checked again.
     while let Some(next) = (0..reports.len()).find(|nth| {
         let report = &reports[*nth];
         !shared[*nth] && has_clock(&report) && report.begin_ns <= end_ns && report.end_ns >= begin_ns

@@ -1,7 +1,8 @@
 //! Several recordings side by side: each measure of each, its difference from the first, and a verdict.
 
+use super::model::Report;
+use super::spans::Spans;
 use super::table::{Table, milliseconds, seconds, size};
-use super::{Report, Spans};
 use highwater_core::wire::Kind;
 use highwater_engine::recording::Times;
 use serde::Serialize;
@@ -79,7 +80,7 @@ impl Measure {
 
 fn step_ns(spans: &Spans) -> Option<f64> {
     let steps = spans.rows().iter().filter(|row| row.kind == Kind::Step);
-    steps.map(super::Row::mean_ns).max_by(f64::total_cmp)
+    steps.map(super::spans::Row::mean_ns).max_by(f64::total_cmp)
 }
 
 /// A measure of one recording beside the first's.
@@ -125,7 +126,7 @@ pub struct Comparison {
     pub verdict: Vec<String>,
 }
 
-/// Below this part, a difference is not worth a sentence.
+/// Values that are within this fraction of the highest one count as the same.
 const SAME_RATIO: f64 = 0.005;
 
 impl Comparison {

@@ -1,7 +1,7 @@
 //! Conditions on recordings, for CI: `peak > 70GiB`, `peak.increase > 5%`.
 
-use super::Report;
 use super::compare::{Difference, Measure};
+use super::model::Report;
 use highwater_core::units::{parse_bytes, parse_duration_ns};
 use std::fmt;
 

@@ -41,13 +41,13 @@ impl Curve {
         self.changes += 1;
         self.points.push(point);
         if self.points.len() >= 2 * self.most {
-            // What came since the last time may become few enough in buckets as wide as they are.
+            // The current width may be enough: it thins the points since the last time.
             self.thin();
             self.finish();
         }
     }
 
-    /// Makes the curve as small as it must be.
+    /// Widens the buckets until the curve has at most the given number of points.
     pub fn finish(&mut self) {
         while self.points.len() > self.most {
             // Two whole buckets become one, so that the extremes of the new one are among those of the old ones.

@@ -1,6 +1,10 @@
 //! Reports made by hand, for unit tests.
 
-use super::{Gpu, Layers, Origin, Point, Report, Room, Spans};
+use super::curve::Point;
+use super::layers::Layers;
+use super::model::{Gpu, Origin, Report};
+use super::room::Room;
+use super::spans::Spans;
 use highwater_core::gpu::Device;
 use highwater_engine::recording::{SkippedLines, Times};
 use std::collections::BTreeMap;

@@ -1,7 +1,10 @@
 //! A report as JSON, for programs: `docs/reports.md` describes every field. What is not known is `null`.
 
+use super::compare::Comparison;
 use super::layers::Profile;
-use super::{Comparison, Report, Row, Span, advised, allocator};
+use super::model::{Gpu, Report};
+use super::spans::{Row, Span};
+use super::{advised, allocator};
 use crate::kineto::{Ranks, RanksError};
 use highwater_core::source::provenance;
 use highwater_engine::recording::{Allocator, Times};
@@ -53,7 +56,7 @@ fn recording(report: &Report) -> Value {
 }
 
 /// A GPU; `allocator` shows what a framework's allocator did on it.
-pub(super) fn gpu(gpu: &super::Gpu, begin_ns: i64, allocator: fn(&Allocator, i64) -> Value) -> Value {
+pub(super) fn gpu(gpu: &Gpu, begin_ns: i64, allocator: fn(&Allocator, i64) -> Value) -> Value {
     let largest = gpu.largest.iter().map(|one| {
         json!({
             "bytes": one.bytes,

@@ -3,7 +3,7 @@
 //! Enters: profiles, record by record. Leaves: totals of all of their records, the layers with the most activations, and
 //! records one by one as far as there is room. Invariant: what is left out one by one is counted, and is in the totals.
 
-use super::Room;
+use super::room::Room;
 use highwater_core::jobs::{self, Tallied, Tally, Totals};
 use highwater_core::source::OpenError;
 use highwater_core::wire::Layer;
@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 
 /// Different layers of all profiles of a file: a job may have 4,096.
 pub const MOST_NAMES: usize = 1 << 13;
-/// Bytes of their names: each is some times in a page while that is made.
+/// Maximum bytes of their names. While a page is built, each name is in memory several times.
 pub const MOST_NAME_BYTES: usize = 1 << 18;
 /// Layers that are listed of a profile.
 const TOP: usize = 10;
-/// Layers that are listed of all profiles, but one of each.
+/// Maximum number of layers listed of all profiles together; each profile lists at least one.
 pub const MOST_TOP: usize = 1 << 10;
 
 /// All profiles of a recording.
@@ -43,7 +43,7 @@ pub struct Profile {
     pub rank: u32,
     /// The step.
     pub step: Option<u64>,
-    /// Records that the daemon had no room for.
+    /// Records that are missing: the daemon or this report had no room for them.
     pub missing: u64,
     /// What all records are together, bytes.
     pub totals: Totals,
@@ -139,7 +139,8 @@ impl Layers {
         self.profiles.push(profile);
     }
 
-    /// Adds a record. It is missing if the file has too many, or too many different layers.
+    /// Adds a record. `None` stands for a record beyond the bounds of the file. It counts as missing, as does the record of a
+    /// layer beyond the bounds of this report.
     fn add(&mut self, profile: &mut Profile, record: Option<&LayerRecord>) {
         let Some((record, name)) = record.and_then(|record| Some((record, self.position_of(&record.name)?))) else {
             profile.missing = profile.missing.saturating_add(1);

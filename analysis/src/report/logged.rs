@@ -1,23 +1,15 @@
-//! A report on a training log with ONNX Runtime's lines about memory: the allocator of one rank, printed four times a step.
+//! What ONNX Runtime's lines about memory in a training log say: the allocator of one rank, printed four times a step.
 //!
-//! Enters: the lines, in their order. Leaves: for each rank, between which lines the most was allocated, what it had at
-//! each phase, and whether that grew. Invariants: the allocator's own maximum is shown between the two lines where it rose,
-//! since no line was printed at it; times are numbers of lines and of such maxima, as the log has no others that can be relied on.
+//! Enters: the lines, in their order. Leaves: for each rank, its peak and the lines before and after it, the memory at each
+//! phase, and whether that grew.
 
-use super::curve::Point;
 use super::table::{Table, size, size_if};
-use super::{Gpu, Layers, Origin, Report, Room, Spans};
-use crate::import::ort_memory::{self, Statistics};
-use highwater_core::gpu::Device;
-use highwater_core::source::OpenError;
-use highwater_engine::recording::{FileProblem, READING_NS, Times, refuse};
+use crate::import::ort_memory::Statistics;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::path::Path;
 
 /// The most ranks of one log, and phases of one rank.
-const MOST_RANKS: usize = 64;
+pub(super) const MOST_RANKS: usize = 64;
 const MOST_PHASES: usize = 16;
 /// In its first two steps a job allocates what it keeps, such as the optimizer's state.
 const WARM_STEPS: u64 = 2;
@@ -56,7 +48,7 @@ pub(crate) struct Phase {
     allocated: Highest,
     reserved: Highest,
     inactive: Option<Highest>,
-    /// What `nvidia-smi` showed more than the allocator had: the context, NCCL, other processes.
+    /// Used memory by `nvidia-smi` less reserved memory: the context, NCCL, other processes.
     outside: Option<Highest>,
     /// Allocated in the first step after the warm-up, and in the last.
     first: Option<Highest>,
@@ -84,63 +76,6 @@ pub(crate) struct Logged {
     /// The allocator's maximum at it.
     #[serde(skip)]
     max_allocated: u64,
-}
-
-/// Reads the log.
-pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
-    let (mut ranks, mut at_ns) = (BTreeMap::<u32, (Logged, Gpu)>::new(), 0);
-    let skipped = ort_memory::each(path, |line| {
-        let is_full = ranks.len() >= MOST_RANKS;
-        match ranks.get_mut(&line.rank) {
-            Some((logged, gpu)) => {
-                // No line was printed at the maximum: it is a reading between the two.
-                if let Some(max) = logged.add(&line) {
-                    gpu.usage.push(Point { at_ns, used: Some(max) });
-                    at_ns += READING_NS;
-                }
-                gpu.usage.push(Point { at_ns, used: Some(line.allocated) });
-            }
-            None if is_full => return Err(FileProblem::too_many(MOST_RANKS, "ranks")),
-            None => {
-                let device = Device { index: line.rank.to_string(), ..Device::default() };
-                let mut gpu = Gpu::new(device, 0, room.points_of_one(MOST_RANKS));
-                gpu.usage.push(Point { at_ns, used: Some(line.allocated) });
-                ranks.insert(line.rank, (Logged::new(&line), gpu));
-            }
-        }
-        at_ns += READING_NS;
-        Ok(())
-    })?;
-    if ranks.is_empty() {
-        return Err(refuse("recording_unreadable", path, "has no line about memory that can be read"));
-    }
-    let end_ns = at_ns - READING_NS;
-    let (logged, mut gpus): (Vec<_>, Vec<_>) = ranks.into_values().unzip();
-    gpus.iter_mut().for_each(|gpu| gpu.usage.end(None, end_ns));
-    let origin = Origin {
-        format: "log with memory statistics of ONNX Runtime",
-        host: None,
-        source: None,
-        note: None,
-        state: None,
-        period_ns: None,
-        times: Times::Readings,
-        missing: vec!["memory outside PyTorch's allocator between lines", "the GPUs' sizes", "times"],
-    };
-    Ok(Report {
-        name: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
-        origin,
-        begin_ns: 0,
-        end_ns,
-        gpus,
-        spans: Spans::default(),
-        gpus_of: BTreeMap::new(),
-        findings: None,
-        layers: Layers::default(),
-        skipped,
-        trace: None,
-        logged,
-    })
 }
 
 impl Highest {
@@ -187,7 +122,7 @@ impl Phase {
 }
 
 impl Logged {
-    fn new(line: &Statistics) -> Self {
+    pub(super) fn new(line: &Statistics) -> Self {
         let at = At { phase: line.phase.clone(), step: line.step };
         let mut logged = Self {
             rank: line.rank,
@@ -208,8 +143,8 @@ impl Logged {
         logged
     }
 
-    /// Adds a line. Returns the maximum that was reached since the line before, if it rose above what both lines show.
-    fn add(&mut self, line: &Statistics) -> Option<u64> {
+    /// Adds a line. Returns the allocator's maximum if it rose since the line before and is above what this line has allocated.
+    pub(super) fn add(&mut self, line: &Statistics) -> Option<u64> {
         let at = At { phase: line.phase.clone(), step: line.step };
         let has_restarted = line.step < self.last.step;
         let rose = line.max_allocated > self.max_allocated || has_restarted;
@@ -295,7 +230,7 @@ impl Logged {
         said
     }
 
-    /// What the first phase of a step had in an early step, and in the last: the same if nothing leaks.
+    /// Allocated memory at the first phase, in the first step after the warm-up and in the last. Equal if nothing leaks.
     fn growth(&self) -> Option<(&str, Highest, Highest)> {
         let phase = self.phases.first()?;
         let (first, last) = (phase.first?, phase.last?);
@@ -356,7 +291,9 @@ pub(super) fn page(logged: &Logged) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::{Report, Room, summary};
     use expect_test::expect;
+    use highwater_core::source::OpenError;
     use highwater_engine::offline::Settings;
 
     fn line(step: u64, phase: &str, [allocated, max, reserved]: [u64; 3], more: &str) -> String {
@@ -397,7 +334,7 @@ mod tests {
             The most allocated was 420.00 MiB, between pre_backward and post_backward of step 3; the most reserved was 518.00 MiB.
             At pre_forward, 108.00 MiB were allocated in step 8, 6.00 MiB more than in step 2.
             The model has 50.00 MiB of parameters, at most 40.00 MiB of gradients, and 1.00 MiB of buffers.
-        "#]].assert_eq(&super::super::summary(&report).lines().take(7).map(|line| format!("{line}\n")).collect::<String>());
+        "#]].assert_eq(&summary(&report).lines().take(7).map(|line| format!("{line}\n")).collect::<String>());
         let phases: Vec<_> = report.logged[0].phases.iter().map(|phase| phase.name.as_str()).collect();
         assert_eq!(phases, ["pre_forward", "post_forward", "pre_backward", "post_backward"]);
         assert_eq!(report.logged[0].phases[0].outside, Some(Highest { bytes: 400 << 20, step: 0 }));

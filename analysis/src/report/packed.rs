@@ -1,10 +1,10 @@
-//! The numbers that a page draws, small: columns of unsigned LEB128 numbers, gzip, base64. `page/data.js` reads them.
+//! Packs the numbers that a page draws: columns of unsigned LEB128 numbers, gzip, base64. `page/data.js` unpacks them.
 //!
 //! Invariant: every point of a curve is there with its exact bytes; times are rounded down to the microsecond.
 
-use super::Report;
 use super::curve::Point;
 use super::layers::Record;
+use super::model::Report;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
@@ -14,10 +14,10 @@ use highwater_core::wire::Direction;
 use std::io::Write as _;
 
 const MICROSECOND_NS: i64 = 1_000;
-/// The unit of spans' peaks in the page: a hundredth of a MiB would not be seen.
+/// The unit of spans' peaks in the page, bytes. Peaks are rounded down to it.
 const PEAK_UNIT_BYTES: u64 = 1 << 16;
 
-/// Numbers that change little are small.
+/// The packed bytes. Small numbers and small changes take the fewest.
 #[derive(Default)]
 struct Numbers(Vec<u8>);
 
@@ -65,7 +65,7 @@ pub(super) fn columns(reports: &[Report]) -> String {
 /// The largest power of two that divides every known value, bytes: what the curve's values are counted in.
 pub(super) fn unit_bytes(points: &[Point]) -> u64 {
     let all = points.iter().filter_map(|point| point.used).fold(0, |all, used| all | used);
-    // Beyond the driver's own units it would only make a lone value small.
+    // At most 2 MiB, the driver's own unit. A larger unit would help only a curve with few values.
     1 << all.trailing_zeros().min(21)
 }
 

@@ -2,8 +2,10 @@
 //!
 //! Enters: reports. Leaves: the page, with its style, its script and its data inside. Invariant: it makes no request.
 
+use super::compare::Comparison;
 use super::layers::Profile;
-use super::{Comparison, Gpu, Report, advised, axis, logged, packed, text, trace};
+use super::model::{Gpu, Report};
+use super::{advised, axis, logged, packed, text, trace};
 use crate::kineto::{Ranks, RanksError};
 use crate::viewer::Page;
 use highwater_engine::recording::Times;
@@ -66,7 +68,7 @@ fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
     })
 }
 
-/// A profile whose records are among the columns, and whose layers are positions among the names.
+/// A profile without its records, which are in the columns. Its layers are positions in `layer_names`.
 fn profile(profile: &Profile, most: usize) -> Value {
     let mut value = super::json::totals(profile);
     if let Some(fields) = value.as_object_mut() {

@@ -3,8 +3,8 @@
 //! Invariant: each column of pixels has the lowest and highest value of its time, like the page's chart.
 
 use super::curve::Point;
+use super::model::{Gpu, Report};
 use super::table::size;
-use super::{Gpu, Report};
 use embedded_graphics::Pixel;
 use embedded_graphics::mono_font::MonoTextStyle;
 use embedded_graphics::mono_font::iso_8859_1::{FONT_9X15, FONT_10X20};
@@ -65,7 +65,7 @@ impl DrawTarget for Canvas {
     }
 }
 
-/// One curve with the place that it is drawn at.
+/// One curve with its labels, its interval and its color.
 struct Drawn<'a> {
     gpu: &'a Gpu,
     name: String,
@@ -138,7 +138,7 @@ pub fn picture(reports: &[Report]) -> Result<Vec<u8>, png::EncodingError> {
         _ => format!("{} recordings", reports.len()),
     };
     write(&mut canvas, &title, At::new(20, 28), TEXT, true);
-    // Beside the title, in the color of a warning: a picture is passed on without its words.
+    // Beside the title, in the color of a warning: pictures are shared without the text around them.
     if let Some(notice) = reports.iter().find_map(|report| report.origin.notice()) {
         let left = i32::try_from(title.chars().take(80).count()).unwrap_or(80) * 10 + 40;
         write(&mut canvas, &notice, At::new(left, 28), Rgb888::CSS_CRIMSON, true);
@@ -232,7 +232,7 @@ fn curve(canvas: &mut Canvas, scale: &Scale, one: &Drawn<'_>) {
         if from_ns >= one.end_ns {
             break;
         }
-        // What held until the column's begin counts, so that a change at that very time is a line.
+        // The value before the column's begin counts too, so that a change at the begin is drawn as a vertical line.
         let first = points.partition_point(|point| point.at_ns < from_ns).saturating_sub(1);
         let inside = points[first..].iter().take_while(|point| point.at_ns < to_ns || point.at_ns <= from_ns);
         let (mut least, mut most) = (u64::MAX, None);

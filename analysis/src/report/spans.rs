@@ -41,7 +41,7 @@ pub struct Span {
     pub peak_bytes: Option<u64>,
 }
 
-/// All of one name of one rank.
+/// All spans of one name of one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// Position in [`Spans::ranks`].
@@ -78,7 +78,7 @@ pub struct Spans {
     spans: Vec<Span>,
     left_out: u64,
     most: usize,
-    /// Times whose spans are kept however short they are.
+    /// Spans that cover one of these times are dropped last.
     keep: Vec<i64>,
 }
 
@@ -92,7 +92,7 @@ impl Spans {
         Self { most, keep, ..Self::default() }
     }
 
-    /// Counts some that are not known any more.
+    /// Counts spans that were lost before they could be added.
     pub fn lose(&mut self, count: u64) {
         self.left_out += count;
     }
@@ -129,7 +129,7 @@ impl Spans {
         self.sort_rows();
     }
 
-    /// Sorts ranks and rows, and lets every span follow.
+    /// Sorts ranks and rows, and updates the positions in every span.
     fn sort_rows(&mut self) {
         let mut ranks: Vec<usize> = (0..self.ranks.len()).collect();
         ranks.sort_by_key(|rank| &self.ranks[*rank]);
@@ -167,7 +167,7 @@ impl Spans {
         &self.spans
     }
 
-    /// How many of the shortest are not among the spans.
+    /// How many spans are not listed: the shortest, those of names beyond the bound, and those that were lost.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out
@@ -208,7 +208,7 @@ impl Spans {
     }
 }
 
-/// Where each of the entries of an order stands in it.
+/// The inverse of a permutation: the position of each entry.
 fn positions(order: &[usize]) -> Vec<usize> {
     let mut positions = vec![0; order.len()];
     for (position, entry) in order.iter().enumerate() {

@@ -4,7 +4,7 @@ use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_engine::recording::{printable, short};
 use std::fmt;
 
-/// The widest cell, characters: names come from files of anybody, and every row has the room of the widest.
+/// Maximum width of a cell, characters. Names come from untrusted files, and every row is padded to the widest cell.
 const WIDEST: usize = 200;
 
 /// A table with a header, its columns as wide as their widest cell.
@@ -41,7 +41,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Bytes for people: in GiB to ten MiB, and below one GiB in MiB.
+/// Bytes for people, with two decimals: in GiB from 1 GiB on, below that in MiB.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "shown to a hundredth")]
 pub fn size(bytes: u64) -> String {

@@ -1,8 +1,10 @@
 //! A report as text: for terminals, and for readers of a CI log.
 
 use super::layers::Profile;
+use super::model::Report;
+use super::spans::Span;
 use super::table::{Table, milliseconds, size, size_if};
-use super::{Report, Span, advised, allocator, logged, trace};
+use super::{advised, allocator, logged, trace};
 use crate::kineto::{Ranks, RanksError};
 use highwater_core::wire::Kind;
 use highwater_engine::recording::{Times, printable};

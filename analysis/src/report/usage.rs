@@ -13,14 +13,14 @@ pub struct MemoryUsage {
     pub known_ns: i64,
     /// For how long it is not.
     pub gap_ns: i64,
-    /// Its course.
+    /// The curve over time.
     pub curve: Curve,
     byte_ns: u128,
     last: Point,
 }
 
 impl MemoryUsage {
-    /// Nothing is known from `begin_ns` on. The curve has at most `most` points.
+    /// No readings yet: memory is unknown from `begin_ns` on. The curve will have at most `most` points.
     #[must_use]
     pub fn new(begin_ns: i64, most: usize) -> Self {
         let (last, curve) = (Point { at_ns: begin_ns, used: None }, Curve::new(most));

@@ -1,8 +1,8 @@
 "use strict";
 // What every chart on a canvas needs: the canvas in the screen's own pixels, the theme's colours, and an axis of bytes.
 
-// Gives canvases their size and returns the pen of the first, on a ground of the theme's colour: painted and not
-// transparent, so that it is also right on paper.
+// Sizes the canvases, fills the first with the theme's background, and returns its drawing context. The background is not
+// left transparent, so that the chart is also readable in print.
 function fit(canvases, across, height, color) {
   const ratio = devicePixelRatio || 1, wide = Math.round(across * ratio), tall = Math.round(height * ratio);
   for (const canvas of canvases) {

@@ -5,18 +5,19 @@
 const AXIS = 84, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, RIGHT = 12;
 const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_FOUND = 3;
 
-// What a finding says of a time.
+// The text of a finding as of a time.
 function saidAt({ text, last }, seconds) { return last && seconds >= last.at ? last.text : text; }
 
 class Chart {
   // series: { name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown,
-  //   holders: { sites, begins, levels }, where known: names, the begins of stretches of time in seconds, and bytes of each in each }
+  //   holders: { sites, begins, levels } or null: names of places, when each stretch of time begins, in seconds, and for each
+  //   stretch the bytes that each place holds }
   // lanes: of class Lane
   // findings: { from, to, color, text, last: { at, text } or null }: what was said first, and from a time on
   // bounds: the first and the last time that can be shown, seconds
   // axis: how times are written
-  // say: called with what a reader of the screen should hear; note: with what limits what is drawn; moved: when another
-  // part of time is shown
+  // say: called with text for a screen reader; note: called with a text about the limits of the drawing; moved: called when the
+  // view changes
   constructor(place, { series, lanes, findings, bounds, axis, say, note, moved = () => {} }) {
     Object.assign(this, { series, lanes, findings, axis, say, note, moved });
     this.bounds = [bounds[0], Math.max(bounds[1], bounds[0] + 1e-6)];
@@ -36,7 +37,7 @@ class Chart {
     this.draw();
   }
 
-  // The height of the plot: none where no memory is drawn; and where it ends.
+  // The height of the plot, 0 if no memory is drawn; where the plot ends; the height of all lanes.
   tall() { return this.series.length ? HEIGHT : 0; }
   floor() { return TOP + this.tall(); }
   lanesHeight() { return this.lanes.reduce((sum, lane) => sum + lane.height, 0); }
@@ -49,7 +50,7 @@ class Chart {
   pixel() { return (this.view[1] - this.view[0]) / Math.max(this.width ?? 1, 1); }
 
   listen() {
-    // Kept, so that a chart whose place has gone can be let go.
+    // Kept, so that end() can remove them and the chart can be garbage-collected.
     this.resized = new ResizeObserver(() => this.draw());
     this.resized.observe(this.place);
     this.themed = () => this.draw();
@@ -87,7 +88,7 @@ class Chart {
     }, { passive: false });
   }
 
-  // The chart is not needed any more.
+  // Stops the chart. Call it when its place is removed.
   end() {
     this.ended = true;
     this.resized.disconnect();
@@ -115,18 +116,18 @@ class Chart {
     this.moved(this.view);
   }
 
-  // There is more to show now, or less.
+  // Sets new bounds, and moves the view if it follows the present.
   extend(first, last) {
     this.bounds = [first, Math.max(last, first + 1e-6)];
     if (this.following !== null) {
       this.view = [this.bounds[1] - this.following, this.bounds[1]];
-      // What the pointer is at is another time now.
+      // The view moved, so the pointer is at another time.
       if (this.pointer !== null && this.pointer !== undefined && !this.tip.hidden) this.hover(this.pointer, this.pointerY);
     }
     this.draw();
   }
 
-  // What the pointer was at is elsewhere now.
+  // Hides the tooltip, as the pointer has left the chart or the view has moved under it.
   leave() { this.pointer = null; this.tip.hidden = true; }
 
   whole() { this.show(...this.bounds); }
@@ -152,7 +153,7 @@ class Chart {
       const half = (this.view[1] - this.view[0]) / 2;
       this.show(this.cursor - half, this.cursor + half);
     } else this.painter.cursor();
-    // What lies between two stops of the arrow keys is said too.
+    // Includes what lies between two stops of the arrow keys.
     this.say(this.at(this.cursor, MOST_SPOKEN, this.pixel() * 4).join("; "));
   }
 
@@ -215,7 +216,7 @@ class Chart {
     const right = this.pointer > this.canvas.clientWidth / 2;
     this.tip.style.left = right ? "" : `${this.pointer + 14}px`;
     this.tip.style.right = right ? `${this.canvas.clientWidth - this.pointer + 14}px` : "";
-    // Beside the pointer where that is below the plot: the plot's top may be out of sight.
+    // Over a lane, the tooltip is beside the pointer, as the top of the plot may be out of sight.
     this.tip.style.top = lane ? `${y + 14}px` : "8px";
     this.painter.cursor();
   }

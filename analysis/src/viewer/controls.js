@@ -17,7 +17,7 @@ function chartRegion(options, more = [], help = "") {
     element("p", { class: "unseen", id: "help" }, HELP + help));
   const chart = new Chart(place, { ...options,
     say: (text) => { readout.textContent = text; },
-    // The same text again would be read out again.
+    // Setting the same text again would make a screen reader repeat it.
     note: (text) => { if (note.textContent !== text) note.textContent = text; } });
   readout.textContent = "";
   const actions = [
@@ -55,7 +55,7 @@ function nextFinding(chart) {
 }
 
 function listenToKeys(region, chart, actions) {
-  // Not in the whole document: whoever speaks to the browser or searches while typing must not set them off.
+  // Not on the whole document: speech input and find-as-you-type must not trigger these keys.
   region.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
     const key = event.key === "=" ? "+" : event.key;

@@ -18,8 +18,8 @@ function swatch(color) {
   return made;
 }
 
-// The first `words` columns are words and aligned left, the others numbers. A caption that says what the heading before
-// the table says is only read out.
+// The first `words` columns are words and aligned left, the others numbers. `isHeaded`: a heading before the table already
+// says what the caption says, so that the caption is for screen readers only.
 function table(caption, header, rows, words = 1, isHeaded = false) {
   if (!rows.length) return null;
   const side = (at) => at < words ? { class: "words" } : {};

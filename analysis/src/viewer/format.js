@@ -11,7 +11,7 @@ function duration(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "not known";
   if (seconds < 0) return "-" + duration(-seconds);
   if (seconds === 0) return "0 s";
-  // Rounded first, so that nothing is 1000 ms or 60 s.
+  // Rounded before the unit is chosen, so that neither 1000.0 ms nor 1 min 60.000 s appears.
   if (Math.round(seconds * 1e6) < 1000) return Math.round(seconds * 1e6) + " µs";
   if (Math.round(seconds * 1e4) < 10000) return (seconds * 1e3).toFixed(1) + " ms";
   const milliseconds = Math.round(seconds * 1e3);
@@ -19,8 +19,8 @@ function duration(seconds) {
   return Math.floor(milliseconds / 60000) + " min " + (milliseconds % 60000 / 1e3).toFixed(3) + " s";
 }
 
-// How a chart writes its times. `moment` names one time exactly, `tick` labels an axis whose ticks are so many digits
-// of a second apart, `after` says when something was.
+// How a chart writes its times. `moment` names one time exactly, `tick` labels an axis with `digits` decimals of a second,
+// `after` says when something was.
 const SECONDS = {
   moment: (seconds) => `${seconds.toFixed(6)} s`,
   tick: (seconds, digits) => `${seconds.toFixed(digits)} s`,

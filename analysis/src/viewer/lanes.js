@@ -2,7 +2,7 @@
 // Nested steps, phases and layers of one rank, over time.
 
 const LANE = 17, LAYER = 12;
-// Rows of a lane for spans of one kind that overlap or contain each other.
+// Maximum number of rows of a lane for overlapping spans of one kind.
 const MOST_NESTED = 4;
 const HUES = [205, 25, 140, 280, 345, 180, 50, 240, 95, 310];
 

@@ -22,7 +22,7 @@ function size(bytes) {
 }
 
 class LayerChart {
-  // say: called with what a reader of the screen should hear.
+  // say: called with text for a screen reader.
   constructor(place, records, say) {
     Object.assign(this, { place, records, say, cursor: null, pointer: null });
     this.graphs = GRAPHS.filter((graph) => this.has(graph, (value) => value > 0));
@@ -53,13 +53,13 @@ class LayerChart {
     });
   }
 
-  // The place is gone.
+  // Stops the chart. Call it when its place is removed.
   end() {
     this.resized.disconnect();
     matchMedia("(prefers-color-scheme: dark)").removeEventListener("change", this.themed);
   }
 
-  // Whether any of a graph's values is so.
+  // Whether `is` holds for any of a graph's values.
   has({ lines, bars }, is) { return [...lines, ...bars].some(([key]) => this.records.some((record) => is(record[RECORD[key]]))); }
 
   // What is said in place of a graph that has nothing to show.
@@ -102,7 +102,7 @@ class LayerChart {
     this.place.dataset.painted = String(Number(this.place.dataset.painted || 0) + 1);
   }
 
-  // Above everything, which part of the axis is which pass; a line between them.
+  // Labels the forward and the backward pass above the graphs, and draws a line between them.
   drawPasses() {
     const { pen } = this, middle = this.x(this.passes);
     pen.fillStyle = this.color("--dim");
@@ -192,8 +192,8 @@ class LayerChart {
   }
 }
 
-// Rows of neighbouring records: by the first part of their names that tells them apart, and by the first two unless that makes
-// too many.
+// Groups neighbouring records into rows: by the first part in which their names differ, and in a second row by the first two
+// parts, unless that makes too many groups.
 function modules(records) {
   const parts = records.map((record) => record[RECORD.name].split(".").filter((part) => part && !part.startsWith("_")));
   let common = 0;

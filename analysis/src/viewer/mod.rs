@@ -43,7 +43,7 @@ pub struct Page<'a> {
 
 /// A page as it is sent.
 pub struct Document {
-    /// The document, which names its policy too, for those who save it.
+    /// The document. It has the policy in a `meta` element, so that a saved copy keeps it.
     pub html: String,
     /// Its content security policy.
     pub policy: String,
@@ -59,7 +59,7 @@ impl Page<'_> {
     }
 
     fn html(&self, script: &str, policy: &str) -> String {
-        // In a script element only `<` can begin anything else than data.
+        // In a script element, only `<` can begin markup.
         let data = self.data.to_string().replace('<', "\\u003c");
         let mut page = String::with_capacity(TEMPLATE.len() + STYLE.len() + script.len() + data.len());
         let mut rest = TEMPLATE;

@@ -2,7 +2,7 @@
 // Draws a chart on its canvas. Each column of pixels shows the least and the most of its time, so that no reading is
 // lost at any zoom.
 
-// Bands of allocations, or of who made them.
+// The color of the band of an allocation, or of a place that holds memory.
 const bandColor = (nth) => `hsl(${HUES[nth % HUES.length]} 55% ${nth < HUES.length ? 55 : 72}%)`;
 
 class Painter {
@@ -58,7 +58,7 @@ class Painter {
     }
     pen.textAlign = "center";
     pen.textBaseline = "top";
-    // A clock's times are long, and its seconds come in sixties.
+    // Clock times need more room, and steps above 10 s are parts or multiples of a minute.
     const span = view[1] - view[0], room = chart.axis.isClock ? 120 : 90, least = span / Math.max(width / room, 3);
     const tick = chart.axis.isClock && least > 10 ? [20, 30, 60, 120, 300, 600, 1200, 1800, 3600].find((every) => every >= least) ?? 7200 : round(least);
     const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(tick) + 1e-9)));
@@ -93,7 +93,7 @@ class Painter {
       if (from > curve.end || from + per <= curve.begin) continue;
       // A recording may end with a reading: the last column has it too.
       const until = from + per >= curve.end ? Infinity : from + per;
-      // What held until the column's begin counts, so that a change at that very time is a line.
+      // The value before the column's begin counts too, so that a change at the begin is drawn as a vertical line.
       const { least, most } = curve.extremes(from - per * 1e-6, until);
       if (most === -Infinity) continue;
       const x = AXIS + column * step, top = chart.y(most), bottom = chart.y(least);

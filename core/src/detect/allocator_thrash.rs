@@ -1,23 +1,23 @@
 //! `allocator_thrash`: the framework's allocator ran out, gave its cache back to the driver, and took it again.
 //!
 //! Seen from outside, memory falls by hundreds of MiB or more inside a step and half of it is back within 100 ms. The
-//! job's own counter of retries decides: where it rose, the finding is confirmed, also where no fall was seen, as with
-//! expandable segments; where it stood still, the program emptied its cache on purpose and nothing is found. Where the
-//! job does not send it, the fall alone makes it suspected, if less was free before than the fall gave back: an allocator
-//! that finds what it needs does not flush. A phase that refills memory by its nature excuses a fall too.
+//! job's own retry counter decides. If it rose, the finding is confirmed, even if no fall was seen, as with expandable
+//! segments. If it did not rise, the program emptied its cache on purpose, and nothing is reported. If the job does not send
+//! the counter, a fall makes the finding suspected, but only if less memory was free before the fall than it released: an
+//! allocator that finds enough memory does not flush. A fall inside a phase of `refill_phases` does not count.
 
+use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number};
 use super::steps::{Step, is_one_of, title};
 use super::view::{RankNow, View, bytes, human};
-use super::{Detector, Looked, Trouble};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
 use crate::phases::{Flush, RankKey};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Falls that wait for the word of their rank; more are not kept.
+/// Maximum number of falls that wait for the end of a step of their rank. Beyond it, the oldest is dropped.
 const MOST_WAITING: usize = 256;
-/// A fall that no step has claimed after this long lay in none.
+/// A fall that no step has claimed after this long did not lie in any step.
 const PATIENCE_NS: i64 = 120 * SECOND_NS;
 /// A fall is known only when it has regrown, which takes this long at most.
 const REGROW_NS: i64 = 100_000_000;
@@ -126,15 +126,15 @@ impl AllocatorThrash {
         signs.push(seen.sign(view, &rank.key, &rank.gpus));
     }
 
-    /// Takes the waiting falls of a step, and drops older ones of its GPUs: those between two steps lie in none. A rank that
-    /// only says that it runs on a GPU on which another owner's does takes none.
+    /// Takes the waiting falls of a step, and drops older ones on its GPUs, which lie between two steps. A rank takes no falls
+    /// from a GPU that it names while only another owner's rank runs there ([`View::counts_on`]).
     fn claim(&mut self, view: &View<'_>, step: &Step, last_end_ns: i64) -> Vec<(usize, Flush)> {
         let mut claimed = Vec::new();
         self.waiting.retain(|(gpu, flush)| {
             if !step.gpus.contains(gpu) || flush.trough_ns > step.end_ns || !view.counts_on(&step.key, *gpu) {
                 return true;
             }
-            // One at the end of the step before, which has regrown only since that ended.
+            // A fall at the end of the previous step that regrew only after that step had ended.
             let was_late = flush.trough_ns <= last_end_ns && flush.trough_ns >= last_end_ns - REGROW_NS;
             if flush.trough_ns >= step.begin_ns || was_late {
                 claimed.push((*gpu, *flush));
@@ -145,7 +145,7 @@ impl AllocatorThrash {
     }
 }
 
-/// Whether less was free before a fall than it gave back; where the GPU's size is not known, it may have been.
+/// Whether less memory was free before a fall than the fall released. True if the GPU's size is not known.
 fn was_short(view: &View<'_>, (gpu, flush): &(usize, Flush)) -> bool {
     let usable_bytes = view.gpus.get(*gpu).and_then(GpuState::usable_bytes);
     usable_bytes.is_none_or(|usable_bytes| usable_bytes.saturating_sub(flush.high_bytes) < flush.drop_bytes)

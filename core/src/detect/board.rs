@@ -1,11 +1,10 @@
-//! Findings: which go on, and which there have been.
+//! The daemon's active and ended findings, made from the detectors' signs.
 //!
-//! Enters: signs. Leaves: findings with numbers of their own. Invariants: a sign of what goes on already prolongs it; one
-//! whose signs have run out ended with the last of them and does not come back, another one is raised instead; both lists
-//! are bounded, and their room is shared among owners: the owner with the most findings gives way, and a finding about
-//! a GPU without a job, which the driver reports, gives way to no job.
+//! Enters: signs. Leaves: findings, each with an id. Invariants: a sign of an active finding prolongs it; a finding whose signs
+//! have run out ended at the time of its last sign, and a later sign raises a new finding; both lists are bounded, and the
+//! owner with the most findings makes room. An active finding about a GPU without a job never makes room for a job's.
 
-use super::Ratios;
+use super::detector::Ratios;
 use super::finding::{Finding, FindingKind, Said, Severity, Sign, Subject};
 use super::tally::{Counted, FindingCounts};
 use crate::clock::SECOND_NS;
@@ -32,7 +31,7 @@ pub struct Board {
     ratios: BTreeMap<RankKey, Ratios>,
 }
 
-/// A GPU goes by its UUID: after the driver was opened again its position may be another's.
+/// A GPU is identified by its UUID: after the driver is reopened, its position may be another GPU's.
 type Key = (FindingKind, Option<String>, Option<JobId>, Option<u32>, Option<u64>);
 
 /// What one turn changed.
@@ -61,7 +60,7 @@ impl Board {
         let mut change = Change { ended: self.end(now_ns, |_| true), signs: signs.clone(), ..Change::default() };
         for mut sign in signs {
             let gpu = sign.subject.gpu.and_then(&gpu);
-            // Any sender can invent a job.
+            // Any sender can invent a job, so a finding about a job without a GPU is never critical.
             if sign.subject.job.is_some() && gpu.is_none() {
                 sign.severity = sign.severity.min(Severity::Warning);
             }
@@ -99,7 +98,7 @@ impl Board {
         keys.iter().filter_map(|key| self.remove(key)).collect()
     }
 
-    /// A finding ends with its last sign, however long it was waited for another one.
+    /// Ends a finding at the time of its last sign, even if the board waited longer for another one.
     fn remove(&mut self, key: &Key) -> Option<Finding> {
         let mut finding = self.active.remove(key)?;
         finding.ended_ns = Some(finding.seen_ns);
@@ -112,8 +111,9 @@ impl Board {
         Some(finding)
     }
 
-    /// Makes a place for a sign, if its owner may have one: that of the owner with the most findings, the newest of the least
-    /// severe. Otherwise the place of a less severe finding of the same owner, the oldest of those.
+    /// Ends an active finding to make room for a sign. Returns whether one could be ended. If another owner has at least two
+    /// findings more than the sign's owner, or the sign has no owner, it is the newest of the least severe findings of the owner
+    /// with the most. Otherwise it is the oldest of the least severe findings of the sign's owner, if the sign is more severe.
     fn make_room(&mut self, sign: &Sign, change: &mut Change) -> bool {
         let own = sign.subject.owner();
         let owners = || self.active.values().map(Finding::owner);
@@ -134,8 +134,8 @@ impl Board {
         ended.is_some()
     }
 
-    /// What can be said while there is no node: findings run out, but a GPU that was lost stays so, and nothing is known of
-    /// ranks that are gone.
+    /// Advances while there is no node: findings run out, except those about lost GPUs, and the ratios of ranks that are gone
+    /// are dropped.
     pub(super) fn advance_without_node(&mut self, now_ns: i64, is_known: impl Fn(&RankKey) -> bool) -> Change {
         self.ratios.retain(|key, _| is_known(key));
         let lost = self.active.values_mut().filter(|finding| finding.sign.kind == FindingKind::GpuLost);
@@ -143,7 +143,8 @@ impl Board {
         Change { ended: self.end(now_ns, |finding| finding.sign.kind != FindingKind::GpuLost), ..Change::default() }
     }
 
-    /// A GPU that was lost and is not among these is lost still. A MIG instance was taken away: it is no more.
+    /// Prolongs the findings of lost GPUs that are not among these UUIDs: they are still lost. A missing MIG instance was
+    /// removed, so its finding may end.
     pub(super) fn keep_lost(&mut self, uuids: &[String], now_ns: i64) {
         for ((kind, uuid, ..), finding) in &mut self.active {
             if *kind == FindingKind::GpuLost
@@ -154,7 +155,7 @@ impl Board {
         }
     }
 
-    /// Signs that found no place among what goes on.
+    /// Signs that were dropped because no active finding could make room.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
@@ -186,14 +187,14 @@ impl Board {
         self.active().chain(self.ended())
     }
 
-    /// How many have been raised of each kind and subject, when a new count has been shown as 0 for `settle_ns`.
+    /// The number of findings that were raised, by kind and subject. A new count is returned as 0 for its first `settle_ns`.
     pub(super) fn counts(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Counted, u64)> {
         self.raised.shown(now_ns, settle_ns)
     }
 }
 
 impl Subject {
-    /// Whose it is: the owner of its job. Without a job it is what the driver says of a GPU.
+    /// The owner of its job; `None` without a job, when the subject is a GPU alone.
     pub(super) fn owner(&self) -> Option<&Scope> {
         self.job.as_ref().map(JobId::scope)
     }

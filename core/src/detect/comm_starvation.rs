@@ -1,16 +1,16 @@
 //! `comm_starvation`: communication far slower than this rank's own healthy steps, while a rank of the same job was out of
 //! memory.
 //!
-//! A collective ends when its last rank has come. One rank that flushes its allocator's cache, or has no room for
-//! communication buffers, makes all others wait in theirs. What is found here is that both happened together. The finding
-//! is about the rank in trouble; the ranks that wait for it are listed apart. If a job marks no communication, its whole
+//! A collective ends only when its last rank has arrived. A rank that flushes its allocator's cache, or has no room for
+//! communication buffers, makes all others wait. This detector reports that both happened in one step. The finding is about
+//! the rank in trouble, and lists the ranks that wait for it. If a job marks no communication, its whole
 //! steps are compared instead, and the finding is only suspected. Slow communication without a rank in trouble is no
 //! finding, but the slowdown is exported.
 
+use super::detector::{Detector, Looked, Ratios, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number, seconds};
 use super::steps::{Step, title};
 use super::view::{View, median, ratio};
-use super::{Detector, Looked, Ratios, Trouble};
 use crate::clock::SECOND_NS;
 use crate::phases::RankKey;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,11 +21,12 @@ const MOST_BASELINE: usize = 64;
 const LEAST_BASELINE: usize = 5;
 /// Below this ratio a step counts as healthy.
 const HEALTHY: f64 = 1.5;
-/// Whole steps vary more than collectives do: they are slow at this part of the ratio asked for.
+/// The configured ratio is multiplied by this for whole steps. They also contain time that is not communication, so a slow
+/// collective lengthens them less.
 const STEP_FACTOR: f64 = 0.8;
 /// Number of consecutive slow steps, with no rank of the job thrashing, after which their times become the new baseline.
 const ADOPTED_AFTER: usize = 20;
-/// Full memory alone is taken for the cause only after this: a flush may still become known.
+/// Full memory alone counts as the cause only after this long, because a flush may still be detected until then.
 const SETTLE_NS: i64 = 300_000_000;
 /// How long a slow step waits for a rank in trouble to be known.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
@@ -40,7 +41,7 @@ pub(super) struct CommStarvation {
 
 #[derive(Debug, Default)]
 struct Baseline {
-    /// Of communication if the flag is set, else of whole steps.
+    /// Whether the times are of communication. Otherwise they are of whole steps.
     is_comm: bool,
     healthy_ns: VecDeque<i64>,
     /// The slow steps since the last healthy one.
@@ -145,7 +146,8 @@ impl Baseline {
         })
     }
 
-    /// Another run, or longer sequences: what has been slow for long without a cause is the new baseline.
+    /// Makes the times of [`ADOPTED_AFTER`] slow steps in a row the new baseline, unless a rank of the job thrashed meanwhile:
+    /// the job then runs with other parameters, such as longer sequences.
     fn adopt(&mut self, has_thrashed: bool) {
         if has_thrashed {
             self.slow_ns.clear();
@@ -171,7 +173,8 @@ fn has_thrashed(troubles: &[Trouble], step: &Step) -> bool {
 }
 
 impl Slow {
-    /// The trouble of a rank of the same job that overlaps the step; another rank's before one's own.
+    /// The trouble that explains the slow step: one that overlaps the step, of a rank of the same job. Another rank's trouble
+    /// comes before the rank's own, and a flush before full memory.
     fn cause<'a>(&self, troubles: &'a [Trouble]) -> Option<&'a Trouble> {
         let meets = |trouble: &&Trouble| trouble.key.0 == self.key.0 && trouble.meets(self.from_ns, self.to_ns);
         let rank_of = |trouble: &&Trouble| (trouble.key.1 == self.key.1, trouble.kind != FindingKind::AllocatorThrash);

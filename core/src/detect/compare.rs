@@ -3,6 +3,7 @@
 //!
 //! Enters: steps as they end. Leaves: their signs, and whether each rank could be compared with another.
 
+use super::detector::{Detector, Looked, Ratios, Trouble};
 use super::finding::{FindingKind, Sign};
 use super::peers::Group;
 use super::stage_imbalance::StageImbalance;
@@ -10,7 +11,6 @@ use super::steps::Step;
 use super::straggler::Straggler;
 use super::uneven_work::UnevenWork;
 use super::view::View;
-use super::{Detector, Looked, Ratios, Trouble};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
@@ -25,7 +25,7 @@ const PATIENCE_NS: i64 = 10 * SECOND_NS;
 #[derive(Debug, Default)]
 pub(super) struct Compare {
     waiting: BTreeMap<JobId, VecDeque<Waiting>>,
-    /// Whether each rank was like any other in its last step.
+    /// Whether each rank could be compared with another one in its last step.
     compared: BTreeMap<RankKey, bool>,
     straggler: Straggler,
     stages: StageImbalance,

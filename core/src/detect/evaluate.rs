@@ -1,16 +1,17 @@
 //! How good detection is on a recording whose truth is known: precision, recall and delay, by kind.
 //!
-//! Enters: what is true, and every sign with when it was seen. Leaves: a [`Score`]. A truth is found if a sign of its kind
-//! and rank overlaps it. A sign is right if it overlaps a truth of its kind and rank, also one that need not be found; where
-//! the recording is not judged, it is neither. Signs of one step, or of one second where there is none, count once. Signs
-//! for information alone are not scored. Pure: reading the files is the command's.
+//! Enters: the known truths, and every sign with the time at which it was seen. Leaves: a [`Score`]. A truth is found if a
+//! sign of its kind and rank overlaps it. A sign is right if it overlaps a truth of its kind and rank, even one that need not
+//! be found. Any other sign is wrong, unless it lies where the recording is not judged. Signs of one step within ten seconds
+//! count once, and so do signs without a step within one second. Signs of severity `info` are not scored. Pure: the command
+//! reads the files.
 
 use super::finding::{FindingKind, Severity, Sign};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// What a sign may be off by, nanoseconds: half a second, in which detection may come late.
+/// How long after the end of a truth, or of an unjudged stretch, a sign may begin and still overlap it, nanoseconds.
 const SLACK_NS: i64 = 500 * MILLISECOND_NS;
 
 /// What is true of a recording.
@@ -18,7 +19,7 @@ const SLACK_NS: i64 = 500 * MILLISECOND_NS;
 pub struct Truth {
     /// What is there to be found.
     pub findings: Vec<True>,
-    /// Where nothing is judged; an open end is the recording's own.
+    /// Stretches in which no sign counts as wrong. A missing begin or end is that of the recording.
     #[serde(default)]
     pub unjudged: Vec<Stretch>,
 }
@@ -30,14 +31,14 @@ pub struct True {
     pub finding: FindingKind,
     /// The rank that it concerns.
     pub rank: Option<u32>,
-    /// The ranks that wait for it; a sign that lists another one is wrong. Not judged where left out.
+    /// The ranks that wait for it. A sign that lists any other rank does not match. `None`: waiting ranks are not judged.
     #[serde(default)]
     pub waiting_ranks: Option<Vec<u32>>,
     /// When it began.
     pub begin_unix_nano: i64,
     /// When it ended.
     pub end_unix_nano: i64,
-    /// Whether it must be found; to find one that need not be is not wrong.
+    /// Whether it must be found. A sign that matches a truth that need not be found is right.
     pub must_find: bool,
 }
 
@@ -53,7 +54,7 @@ pub struct Stretch {
 /// How one kind came out.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Score {
-    /// Truths that must be found, and those that were.
+    /// Truths that must be found.
     pub must_find: usize,
     /// Of these, found.
     pub found: usize,
@@ -61,7 +62,7 @@ pub struct Score {
     pub signs: usize,
     /// Of these, right.
     pub right: usize,
-    /// From the begin of a truth to its first sign, milliseconds, of all that were found.
+    /// For each truth that was found, the time from its begin until its first sign was seen, milliseconds.
     pub delays_ms: Vec<i64>,
     /// The first wrong signs, in words.
     pub wrong: Vec<String>,
@@ -74,13 +75,13 @@ impl Score {
         share(self.right, self.signs)
     }
 
-    /// Share of what must be found that was; `None` where nothing must.
+    /// Share of the truths that must be found that were found; `None` if there are none.
     #[must_use]
     pub fn recall(&self) -> Option<f64> {
         share(self.found, self.must_find)
     }
 
-    /// The delay at the middle and the longest, milliseconds.
+    /// The median and the longest delay, milliseconds; `None` if nothing was found.
     #[must_use]
     pub fn delay_ms(&self) -> Option<(i64, i64)> {
         let mut delays = self.delays_ms.clone();
@@ -121,7 +122,7 @@ pub fn score(kind: FindingKind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
     let mut counted = BTreeSet::new();
     for (seen_ns, sign) in of_kind {
         let is_right = truths.iter().any(|one| one.has(*seen_ns, sign));
-        // A run that begins anew uses the same numbers of steps again.
+        // A restarted run uses the same step numbers again, so a step counts once in ten seconds.
         let second = seen_ns / if sign.step.is_some() { 10 * SECOND_NS } else { SECOND_NS };
         if !is_right && truth.unjudged.iter().any(|stretch| stretch.has(*seen_ns, sign)) {
             continue;

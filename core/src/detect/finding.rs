@@ -51,7 +51,7 @@ impl Severity {
     }
 }
 
-/// How sure it is.
+/// How certain a sign is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Certainty {
@@ -160,14 +160,14 @@ pub struct Said {
 }
 
 impl Said {
-    /// What a sign says that is seen now. Its advice is left out: that of a kind hardly changes.
+    /// The text of a sign that is seen at `seen_ns`, without its advice, which hardly changes within a kind.
     #[must_use]
     pub fn of(sign: &Sign, seen_ns: i64) -> Self {
         Self { seen_ns, step: sign.step, what: sign.text.what.clone(), why: sign.text.why.clone() }
     }
 }
 
-/// A trouble from its first sign until its last one has run out.
+/// A problem, from its first sign until its last sign runs out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
     /// Number of the finding since the daemon started.
@@ -176,21 +176,21 @@ pub struct Finding {
     pub gpu: Option<(String, String)>,
     /// What the first sign said.
     pub first: Said,
-    /// The newest sign; severity and certainty are the highest of all, the begin is the first one's, and the ranks that wait
-    /// are those of all.
+    /// The newest sign, but with the highest severity and certainty, the earliest begin, the latest `until_ns`, and the waiting
+    /// ranks of all signs.
     pub sign: Sign,
     /// When it was raised, nanoseconds of the timeline.
     pub raised_ns: i64,
     /// When the newest sign was seen.
     pub seen_ns: i64,
-    /// When it ended, which is when its last sign was seen; `None` while it goes on, or may.
+    /// When it ended, which is the time of its last sign; `None` while it is active.
     pub ended_ns: Option<i64>,
     /// How many signs it has had.
     pub signs: u64,
 }
 
 impl Finding {
-    /// What it takes, with its texts and numbers, bytes.
+    /// Bytes that it takes in memory, with its texts and lists.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let (sign, first) = (&self.sign, &self.first);

@@ -1,8 +1,8 @@
 //! `gpu_lost`: a GPU that does not answer.
 
+use super::detector::{Detector, Trouble};
 use super::finding::{Certainty, FindingKind, Severity, Sign, Text};
 use super::view::{Since, View};
-use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
 use crate::gpu::Health;
 

@@ -1,10 +1,10 @@
 //! Moments set by hand, for the detectors' tests: GPUs whose memory and readings a test writes, and what one detector says.
 
+use super::detector::{Detector, Ratios, Trouble};
 use super::finding::Sign;
 use super::settings::Settings;
 use super::steps::{Phase, Step};
 use super::view::{RankNow, View, running};
-use super::{Detector, Ratios, Trouble};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::gpu::{Device, GpuState, Medium};
 use crate::phases::Flush;

@@ -3,9 +3,9 @@
 //! Based on the driver's utilization alone, so that a forgotten process is found without any annotation. A GPU
 //! whose utilization is not known is not judged.
 
+use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Text, seconds};
 use super::view::{Since, View, bytes, human};
-use super::{Detector, Looked, Trouble};
 use crate::clock::SECOND_NS;
 use std::collections::BTreeMap;
 

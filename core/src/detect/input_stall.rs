@@ -1,20 +1,21 @@
-//! `input_stall`: a rank waits for its data, and its GPU for it.
+//! `input_stall`: a rank waits for its data while its GPU is idle.
 //!
-//! The time that a step spends in `data`, as far as the GPU was idle in the step, over the time of the last steps. Where
-//! the GPU's idleness is not known, the time in `data` alone makes it suspected.
+//! The stalled time of a step is its time in the `data` phases, at most the time in which the GPU was idle. The share is the
+//! stalled time of the last steps over their length. If the GPU's idle time is not known, the time in `data` counts in full,
+//! and the finding is only suspected.
 
+use super::detector::{Detector, Looked, Ratios, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Subject, Text, seconds};
 use super::steps::Step;
 use super::view::{View, ratio};
-use super::{Detector, Looked, Ratios, Trouble};
 use crate::phases::RankKey;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Steps over which the share is computed.
 const STEPS: usize = 10;
-/// A stall of these last steps alone is enough if it takes twice the share asked for.
+/// This number of last steps suffices for a finding if their share is twice the configured one.
 const SUDDEN_STEPS: usize = 2;
-/// A share of this and more is a stall whatever is asked for.
+/// Upper bound of that doubled share.
 const MOST_SHARE: f64 = 0.9;
 
 /// Follows each rank's last steps.

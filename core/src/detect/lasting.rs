@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Steps that must all have the lag, by about as much: the ratios are apart by at most this part of their mean lag.
+/// Each of the last `STEADY_STEPS` steps must have a lag, and their ratios may differ by at most this part of the mean lag.
 const STEADY_STEPS: usize = 5;
 const STEADY_SPREAD: f64 = 0.5;
 /// Or at least `LAGGING_STEPS` of the last `STEPS` steps must have a lag.

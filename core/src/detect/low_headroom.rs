@@ -1,12 +1,12 @@
 //! `low_headroom`: memory so full that communication would not get its buffers.
 //!
 //! NCCL allocates outside the framework's pool: on an H200 about 0.9 GiB for a process's first communicator and 0.5 GiB
-//! for each further one. It fails if it does not get them. A GPU is reported as soon as its free memory has been below
-//! that for a moment within the last second.
+//! for each further one. It fails if it does not get them. A GPU is reported if its free memory was below `headroom_bytes` for
+//! at least `headroom_ns` of the last second.
 
+use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, FindingKind, Severity, Sign, Text};
 use super::view::{Since, View, bytes, human};
-use super::{Detector, Looked, Trouble};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
 use crate::ring;
@@ -53,11 +53,11 @@ struct Full {
     free_bytes: u64,
 }
 
-/// The last second of a GPU, where it was too full for long enough.
+/// The last second of a GPU; `None` unless its memory was too full for long enough.
 fn full(view: &View<'_>, gpu: usize) -> Option<Full> {
     let (ring, usable_bytes) = (view.rings.get(gpu)?, view.gpus.get(gpu)?.usable_bytes()?);
     let to_ns = ring.newest_ns()?;
-    // A GPU of which nothing new is known is not judged by what it was.
+    // A GPU without a recent reading is not judged.
     if view.now_ns - to_ns > SECOND_NS {
         return None;
     }

@@ -1,26 +1,26 @@
-//! `memory_growth`: the peak of memory rises step after step, and when it will be full.
+//! `memory_growth`: peak memory rises from step to step, with a forecast of when memory will be full.
 //!
-//! The peaks of all steps of a run since its warm-up are kept, thinned so that they stay few. They grow if, over all of
-//! them or over their last half, quarter and so on, five blocks of equal length rise from each to the next, the last ones
-//! not much less than the first: a run that meets ever longer sequences rises too, but ever more slowly. At the pace of the
-//! blocks the forecast gives the time at which the usable memory is full.
+//! The peaks of all steps of a run since its warm-up are kept, thinned to a bounded number. All of them, their last half, their
+//! last quarter and so on are divided into five blocks of equal length. They grow if each block rises above the one before by
+//! at least `LEAST_RISE` of the mean rise: a run that meets ever longer sequences rises too, but ever more slowly. The forecast
+//! extrapolates the rise over the blocks to the usable memory.
 
+use super::detector::{Detector, Looked, Ratios, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number, seconds};
 use super::steps::Step;
 use super::view::{View, bytes, human};
-use super::{Detector, Looked, Ratios, Trouble};
 use crate::clock::SECOND_NS;
 use crate::phases::RankKey;
 use std::collections::BTreeMap;
 
-/// Peaks that are kept of a rank; when there are more, neighbours become one.
+/// Maximum number of peaks that are kept for a rank. Beyond it, each two neighbours are merged into one.
 const MOST_PEAKS: usize = 256;
 /// Peaks that a judgement needs.
 const LEAST_PEAKS: usize = 40;
 const BLOCKS: usize = 5;
 /// Each block must rise by this part of the mean rise.
 const LEAST_RISE: f64 = 0.3;
-/// Growth over all blocks that is worth a finding: bytes, and as a part of the usable memory one in this many.
+/// Minimum growth over all blocks for a finding: in bytes, and as the fraction 1 / `LEAST_GROWTH_PART` of the usable memory.
 const LEAST_GROWTH_BYTES: u64 = 256 << 20;
 const LEAST_GROWTH_PART: u64 = 100;
 /// A forecast beyond this is no trouble yet, nanoseconds.
@@ -115,7 +115,7 @@ impl Run {
             .chunks(2)
             .map(|pair| pair.iter().fold((i64::MIN, 0), |(at_ns, most), one| (one.0.max(at_ns), one.1.max(most))));
         self.peaks = pairs.collect();
-        // The last of an odd number stands alone, for half of what the others do from now on.
+        // Of an odd number of peaks, the last has no partner: it stands for half as many steps as the others.
         self.steps_each *= 2;
     }
 
@@ -141,7 +141,7 @@ fn growth_of(peaks: &[(i64, u64)], usable_bytes: Option<u64>) -> Option<Growth> 
     let mut rises = medians.windows(2).map(|pair| number(pair[1]) - number(pair[0]));
     #[allow(clippy::cast_precision_loss, reason = "five blocks")]
     let mean = number(grown_bytes) / (BLOCKS - 1) as f64;
-    // Nearly all of a block lies above the middle of the one before: peaks that only vary do not do that.
+    // Nine tenths of a block must lie at or above the median of the block before. Peaks that only fluctuate do not.
     let mut apart = medians.iter().zip(blocks.iter().skip(1)).map(|(before, block)| block[block.len() / 10] >= *before);
     if grown_bytes < least_bytes || rises.any(|rise| rise < LEAST_RISE * mean) || !apart.all(|apart| apart) {
         return None;

@@ -1,17 +1,18 @@
-//! Findings: why steps are slow, or soon will be, said while it happens and with the numbers for it.
+//! The detectors, which report why steps are slow, or soon will be, while it happens and with the measured numbers.
 //!
-//! Enters: what ended, rings, falls of memory, and each GPU's latest readings, once a turn of the join. Leaves: a
-//! [`Board`] of findings, and by rank what its last steps were like. Invariants: detectors do no I/O and take time from
-//! their view, so that live, replay and test share them; each is one file; a finding says what was observed and what it
-//! goes with, and claims no mechanism that the data does not show. Absent on purpose: alerting, which is Prometheus'.
+//! Enters, in each turn of the join: ended phases, rings, falls of memory, and each GPU's latest readings. Leaves: a [`Board`]
+//! of findings, and the ratios of each rank's last steps. Invariants: detectors do no I/O and take time from their view, so
+//! that live, replay and test share them; each is one file; a finding states what was observed and what coincided with it, and
+//! claims no mechanism that the data does not show. Absent on purpose: alerting, which Prometheus does.
 //!
-//! To add a detector: a file with a `Detector`, its kind in `finding.rs`, and its line in `State::new`. Order
-//! matters only in so far as those that look for a cause come after those that find it.
+//! To add a detector: a file with a `Detector`, its kind in `finding.rs`, and its line in `State::new`. A detector that looks
+//! for a cause comes after the detectors that report it; otherwise the order does not matter.
 
 mod allocator_thrash;
 mod board;
 mod comm_starvation;
 mod compare;
+mod detector;
 pub mod evaluate;
 mod finding;
 mod gpu_lost;
@@ -39,6 +40,7 @@ mod work;
 mod xid;
 
 pub use board::{Board, Change};
+pub use detector::{Looked, Ratios};
 pub use finding::{Certainty, Evidence, Finding, FindingKind, Said, Severity, Sign, Subject, Text};
 pub use settings::Settings;
 pub use tally::Counted;
@@ -47,6 +49,7 @@ use crate::clock::SECOND_NS;
 use crate::jobs::{JobId, Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
 use crate::shares;
+use detector::{Detector, Trouble};
 use scrapes::Scrapes;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,88 +63,10 @@ const TROUBLE_NS: i64 = 30 * SECOND_NS;
 const MOST_TROUBLES: usize = 4096;
 /// For how many intervals of the slowest reader a finding stays in the metrics after its last sign.
 const HELD_INTERVALS: i64 = 3;
-/// For how many a new count of findings is shown as 0: at least one reading falls into them, however unsteady.
+/// For how many intervals of the slowest reader a new count is exported as 0, so that each reader reads the 0 at least once.
 const SETTLE_INTERVALS: i64 = 2;
 /// Ranks of which nothing ended for this long are forgotten.
 const SILENCE_NS: i64 = 300 * SECOND_NS;
-
-/// One thing that is looked for.
-trait Detector: Send {
-    /// Looks at one moment. `troubles` is what ranks suffered lately, of this and the detectors before.
-    fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>);
-
-    /// Adds what it knows of each rank's last steps.
-    fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
-        let _ = out;
-    }
-
-    /// Adds in how many steps it looked for each of its kinds.
-    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
-        let _ = out;
-    }
-}
-
-/// In how many steps of ranks a kind of finding was looked for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Looked {
-    /// Steps that ended.
-    pub steps: u64,
-    /// Of these, the steps of which nothing could be said, because what it takes was not known. A step that was judged says
-    /// that the problem is there or not.
-    pub abstained: u64,
-}
-
-impl Looked {
-    /// Counts a step.
-    fn note(&mut self, is_judged: bool) {
-        self.steps += 1;
-        self.abstained += u64::from(!is_judged);
-    }
-
-    /// This and another recording's together.
-    pub fn add(&mut self, other: Self) {
-        self.steps += other.steps;
-        self.abstained += other.abstained;
-    }
-
-    /// The share of the steps of which nothing could be said; `None` without steps.
-    #[must_use]
-    #[allow(clippy::cast_precision_loss, reason = "counts of steps")]
-    pub fn abstained_ratio(self) -> Option<f64> {
-        (self.steps > 0).then(|| self.abstained as f64 / self.steps as f64)
-    }
-}
-
-/// A stretch of time in which a rank was in trouble that others may have to wait for.
-#[derive(Debug, Clone)]
-struct Trouble {
-    kind: FindingKind,
-    key: RankKey,
-    from_ns: i64,
-    to_ns: i64,
-}
-
-impl Trouble {
-    /// Whether it overlaps an interval.
-    fn meets(&self, from_ns: i64, to_ns: i64) -> bool {
-        self.from_ns <= to_ns && from_ns <= self.to_ns
-    }
-}
-
-/// What a rank's last steps were like; a part that is not known is `None`.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Ratios {
-    /// The last step's communication over its own healthy baseline.
-    pub comm_slowdown: Option<f64>,
-    /// The last step's work over the median of the ranks that are like it.
-    pub compute_lag: Option<f64>,
-    /// Whether its last step could be compared with that of a rank that is like it.
-    pub compared: Option<bool>,
-    /// Share of the last steps spent waiting for data.
-    pub data_stall: Option<f64>,
-    /// Time until memory is full at the present growth, seconds.
-    pub memory_full_seconds: Option<f64>,
-}
 
 /// All detectors with their memory, and the board that they write to.
 pub struct Detect {
@@ -158,9 +83,9 @@ struct State {
     steps: Steps,
     subjects: Subjects,
     troubles: Vec<Trouble>,
-    /// How many phases had ended in the intake at the last turn.
+    /// The log's count of ended steps and phases at the last turn.
     ended: u64,
-    /// The GPUs that positions are of, and how many falls each of its GPUs had at the last turn.
+    /// UUIDs of the GPUs by position, and the number of falls that each of them had at the last turn.
     uuids: Vec<String>,
     flushes: Vec<u64>,
 }
@@ -193,8 +118,8 @@ impl Detect {
         self.scrapes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What metrics show at a time: findings that go on, and those whose last sign not everybody who reads the metrics has
-    /// had time to read.
+    /// The findings that metrics export at a time: the active ones, and ended ones whose last sign some reader of the metrics may
+    /// not have read yet.
     #[must_use]
     pub fn shown(&self, now_ns: i64) -> Vec<Finding> {
         let held_ns = self.scrapes().interval_ns() * HELD_INTERVALS;
@@ -210,7 +135,7 @@ impl Detect {
         self.board().counts(now_ns, settle_ns)
     }
 
-    /// In how many steps each kind of finding was looked for since the GPUs are these.
+    /// By kind of finding, the steps that its detector has examined since the GPUs last changed.
     #[must_use]
     pub fn looked(&self) -> BTreeMap<FindingKind, Looked> {
         let (state, mut looked) = (self.state.lock().unwrap_or_else(PoisonError::into_inner), BTreeMap::new());
@@ -234,7 +159,7 @@ impl Detect {
         let ended = {
             let log = ledger.ended();
             let (ended, lost) = log.phases.since(state.ended);
-            // What is forgotten because GPUs changed is none of theirs.
+            // A change of GPUs clears the log: what it drops does not count as unseen.
             self.unseen.fetch_add(if is_anew { 0 } else { lost }, Ordering::Relaxed);
             state.ended = log.phases.count();
             ended
@@ -267,7 +192,7 @@ impl Detect {
         })
     }
 
-    /// What can be said while there is no node.
+    /// Ends findings that run out while there is no node.
     pub fn advance_without_node(&self, ledger: &Ledger, now_ns: i64) -> Change {
         let ranks = ranks(&ledger.open());
         self.board().advance_without_node(now_ns, |key| view::knows(&ranks, key))
@@ -297,7 +222,7 @@ impl State {
         }
     }
 
-    /// Begins anew where positions mean other GPUs than before, and returns whether it did.
+    /// Resets all state if positions refer to other GPUs than before. Returns whether it did.
     fn follow(&mut self, join: &Join) -> bool {
         let same = self.uuids.iter().eq(join.gpus().iter().map(|gpu| &gpu.device.uuid));
         if !same {

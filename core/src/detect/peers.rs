@@ -74,12 +74,12 @@ impl<'a> Group<'a> {
         self.members.first().map(|member| member.step)
     }
 
-    /// How long a member worked; 0 never, as those whose work is not known are in no set of ranks that are alike.
+    /// How long a member worked; `None` if that is not known. The members of an [`Alike`] always have a value.
     pub fn work_ns(&self, position: usize) -> Option<i64> {
         Some(self.members.get(position)?.work.as_ref()?.total_ns)
     }
 
-    /// The steps of the ranks that are to be compared: of a job with one rank none are, and nothing is missing.
+    /// The steps that count as examined: those of all ranks, or none if there is only one rank, which has no peers.
     pub fn compared(&self) -> impl Iterator<Item = &'a Step> {
         let members = if self.members.len() > 1 { self.members.as_slice() } else { &[] };
         members.iter().map(|member| member.step)
@@ -133,7 +133,7 @@ fn whole(members: &[Member<'_>]) -> Option<Whole> {
     let step_ns = members.iter().map(|member| member.step.end_ns).max()? - begin_ns;
     let mean = |of: fn(&Work) -> i64| works.iter().map(|work| i128::from(of(work))).sum::<i128>() / works.len() as i128;
     let (repeated_ns, once_ns) = (mean(|work| work.total_ns - work.once_ns), mean(|work| work.once_ns));
-    // A pipeline is filled and drained once a step; what the rank that waits least does beside work is no waiting.
+    // A pipeline is filled and drained once a step. The idle time of the rank that idles least is not waiting for other ranks.
     let filled_ns = repeated_ns * i128::from(rounds + stages - 1) / i128::from(rounds);
     let beside = |work: &&Work| if stages > 1 { work.outside_ns } else { work.idle_ns };
     let beside_ns = works.iter().map(beside).min()?;
@@ -156,7 +156,7 @@ fn stages(members: &[Member<'_>]) -> Option<u64> {
 }
 
 impl Whole {
-    /// How many times as long it took as it would if all worked alike; at least 1.
+    /// The duration of the step over its duration with even work; at least 1.
     pub fn slowdown(self) -> f64 {
         super::view::ratio(self.step_ns, self.even_ns).unwrap_or(1.0).max(1.0)
     }
@@ -170,7 +170,7 @@ impl Whole {
         ]
     }
 
-    /// The end of a sentence that says what balancing would win; empty where it is nothing.
+    /// The end of a sentence: what even work would save. Empty if it would save nothing.
     pub fn text(self) -> String {
         if self.even_ns >= self.step_ns {
             return String::new();

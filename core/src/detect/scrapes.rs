@@ -15,8 +15,8 @@ const MOST_INTERVAL_NS: i64 = 100 * SECOND_NS;
 const GONE_NS: i64 = 600 * SECOND_NS;
 const MOST_READERS: usize = 64;
 const MOST_NAME_BYTES: usize = 128;
-/// Intervals of a reader of which the longest counts. Two that have the same name, such as a pair of Prometheus servers
-/// behind one address, seem to read in turns of a short and a long interval.
+/// The number of last intervals of a reader, of which the longest counts. Two readers with the same name, such as a pair of
+/// Prometheus servers behind one address, look like one whose intervals alternate between short and long.
 const INTERVALS: usize = 4;
 
 /// The readers of the metrics.
@@ -55,8 +55,8 @@ impl Scrapes {
         self.0.insert(name, Reader { last_ns: now_ns, ..Reader::default() });
     }
 
-    /// The longest interval at which somebody reads. A reader of which none is known counts with a minute, and so does
-    /// nobody.
+    /// The longest interval of any reader. A reader that has read only once counts with [`USUAL_NS`], which is also returned if
+    /// there are no readers.
     pub(super) fn interval_ns(&self) -> i64 {
         let intervals_ns = self.0.values().map(|reader| reader.interval_ns().unwrap_or(USUAL_NS));
         intervals_ns.max().unwrap_or(USUAL_NS).min(MOST_INTERVAL_NS)

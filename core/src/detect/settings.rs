@@ -2,7 +2,7 @@
 
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 
-/// When something is found. Durations in nanoseconds.
+/// The detectors' thresholds, and the names of phases that they know. Durations are in nanoseconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Whether anything is looked for.
@@ -23,7 +23,7 @@ pub struct Settings {
     pub comm_slowdown: f64,
     /// Communication that takes less than this above its baseline is not worth a finding.
     pub comm_excess_ns: i64,
-    /// Share of a rank's time spent waiting for data from which it is a stall.
+    /// Waiting for data is a stall from this share of a rank's time on.
     pub stall_share: f64,
     /// A rank that computes this many times as long as its peers lags.
     pub lag: f64,

@@ -1,10 +1,10 @@
 //! `stage_imbalance`: the ranks of one pipeline stage work longer than those of the others, which wait for them.
 //!
-//! Within one step, the median work of each stage's ranks is compared with the mean of the other stages'. It is reported if
-//! the same stage is the longest in each of the last steps by about as much, or in most of many. No rank is accused: the
-//! layers are divided so.
+//! Within one step, the median work of the longest stage's ranks is compared with the mean of the other stages' medians. The
+//! finding is reported if the same stage is the longest by about as much in each of the last steps, or in most of the last
+//! twenty. No rank is named, because the cause is the division of the layers.
 
-use super::Looked;
+use super::detector::Looked;
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, seconds};
 use super::lasting::{Lags, STEPS};
 use super::peers::Group;

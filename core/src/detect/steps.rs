@@ -1,8 +1,8 @@
 //! Whole steps, put together from the phases that ended inside them.
 //!
 //! Enters: attributed steps and phases in the order in which they were attributed. Leaves: one [`Step`] for each step
-//! that ended, with its phases, its memory and what its allocator's counters did. Invariants: bounded by rank and by
-//! phases of a step; a rank that begins its numbers anew, or was silent for long, begins a new run.
+//! that ended, with its phases, its memory and its allocator's retries. Invariants: the numbers of ranks and of phases of a
+//! step are bounded; a rank whose step numbers begin again, or that has paused for long, begins a new run.
 
 use crate::clock::SECOND_NS;
 use crate::phases::{Attributed, PhaseMemory, RankKey};
@@ -103,7 +103,7 @@ struct Under {
 }
 
 impl Steps {
-    /// Takes what ended next; returns the whole step where that is one.
+    /// Takes what ended next. If it is a step, returns it with its phases.
     pub fn take(&mut self, attributed: &Attributed) -> Option<Step> {
         let ended = &attributed.ended;
         let key = (ended.job.clone(), ended.rank);
@@ -157,7 +157,7 @@ impl Steps {
 }
 
 impl Under {
-    /// The phases of the step that ends, and whether it begins a new run.
+    /// Returns the phases inside the step that ends. Restarts the count of steps if the step begins a new run.
     fn close(&mut self, begin_ns: i64, end_ns: i64, number: Option<u64>) -> Vec<Phase> {
         let again = number.is_some() && number <= self.last_number;
         if again || begin_ns - self.last_end_ns > PAUSE_NS {

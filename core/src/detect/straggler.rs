@@ -1,22 +1,22 @@
 //! `straggler`: a rank that works longer than those that are like it, which wait for it in their collectives.
 //!
-//! Within one step, the work of a rank is compared with the median of the others that run the same stage and shard on other
-//! data ([`peers`](super::peers)), and counts as a lag if those spent about as much longer in communication. Ranks with
-//! inputs of different lengths lag in turn, by chance: so a rank is a straggler if it lags in each of its last steps by about
-//! as much, or in most of many. Two that lag at once and may wait for each other in phases of work cannot be distinguished,
-//! and neither is named. One step that lags far because the rank mapped memory, as the first steps of a run do, is reported for
-//! information, because it explains its peers' slow collectives.
+//! Within one step, the work of a rank is compared with the median of the other ranks that run the same stage and shard on
+//! other data ([`peers`](super::peers)). Longer work is a lag if those ranks spent at least half of the difference longer in
+//! communication. Ranks with inputs of different lengths lag in turn, by chance. So a rank is a straggler only if it lags by
+//! about as much in each of its last steps, or in most of the last twenty. If two ranks lag at once and may wait for each
+//! other in phases of work, they cannot be distinguished, and neither is named. A single step that lags far because the rank
+//! mapped memory, as the first steps of a run do, is reported with severity `info`: it explains its peers' slow collectives.
 
+use super::detector::{Looked, Ratios, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number, seconds};
 use super::lasting::Lags;
 use super::peers::{Alike, Group, Member};
 use super::steps::Step;
 use super::view::{View, bytes, human, median, ratio};
-use super::{Looked, Ratios, Trouble};
 use crate::phases::RankKey;
 use std::collections::BTreeMap;
 
-/// What the peers wait for a rank must be at least this part of its lag.
+/// The time that the peers waited for a rank must be at least this part of the rank's lag.
 const WAITED_SHARE: f64 = 0.5;
 /// A single step is reported from this lag on, relative and absolute.
 const FAR: f64 = 1.5;
@@ -96,7 +96,8 @@ impl Straggler {
         !lasting.is_empty()
     }
 
-    /// Keeps a lag. Returns whether it is one: long enough, waited for, and for no reason that another finding names.
+    /// Records how far a rank was behind. Returns whether that is a lag: long enough, waited for by the peers, and not explained
+    /// by another finding.
     fn note(&mut self, view: &View<'_>, lag: &Lag<'_>, troubles: &[Trouble]) -> bool {
         let (step, settings) = (lag.member.step, view.settings);
         let known = self.ranks.entry(step.key.clone()).or_default();
@@ -148,8 +149,8 @@ impl Lag<'_> {
         self.waited_ns as f64 >= WAITED_SHARE * self.ns() as f64
     }
 
-    /// Whether this lag may be the other's: ranks that work on the same data wait for each other, perhaps in phases of work;
-    /// and where no coordinates are known, several may be a stage of their own.
+    /// Whether the other rank may have caused this lag. Ranks that work on the same data wait for each other, perhaps in phases
+    /// of work. Without coordinates this is always possible, because the ranks may form a pipeline stage.
     fn may_wait_for(&self, other: &Self) -> bool {
         if std::ptr::eq(self.member, other.member) {
             return false;

@@ -1,9 +1,9 @@
 //! How many findings there have been of each subject: the counter `highwater_findings_total`.
 //!
-//! Enters: findings that are raised. Leaves: a count for each kind, GPU, job and rank. Invariants: at most
-//! [`MOST_SERIES`] counts are kept, and the owner with the most of them loses its oldest; one that is forgotten begins at 0 again, which every reader of counters takes for a
-//! restart, and is added to no other; a count is shown as 0 before it is shown as 1, since the increase from "no such
-//! series" to 1 is none for a reader of counters.
+//! Enters: findings that are raised. Leaves: a count for each kind, GPU, job and rank. Invariants: at most [`MOST_SERIES`]
+//! counts are kept, and the owner with the most of them loses its oldest. A dropped count is not added to any other; if it
+//! comes back, it starts at 0, which every reader of counters takes for a restart. A count is exported as 0 before it is
+//! exported as 1, because a reader of counters sees no increase from "no such series" to 1.
 
 use super::finding::{Finding, FindingKind};
 use crate::jobs::JobId;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Counts that are kept.
 pub(super) const MOST_SERIES: usize = 512;
 
-/// What a count is of. Without a subject it is all zero, so that each kind has a series from the start.
+/// What is counted. Each kind also has a count without a subject, which is always 0, so that it has a series from the start.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Counted {
     /// What kind.
@@ -40,7 +40,7 @@ struct Count {
 pub(super) struct FindingCounts(BTreeMap<Counted, Count>);
 
 impl FindingCounts {
-    /// Counts a finding; if there are too many counts, forgets the one of the owner with the most that has not changed for
+    /// Counts a finding. If there are then too many counts, the owner with the most loses the one that has not changed for
     /// longest.
     pub(super) fn raise(&mut self, finding: &Finding, now_ns: i64) {
         let subject = &finding.sign.subject;
@@ -58,7 +58,7 @@ impl FindingCounts {
         }
     }
 
-    /// The counts as they are shown at a time, when a new one has been shown as 0 for this long.
+    /// The counts to export at a time. A new count is exported as 0 for its first `settle_ns`.
     pub(super) fn shown(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Counted, u64)> {
         let none = |kind| Counted { kind, gpu: None, job: None, rank: None };
         let mut shown: BTreeMap<Counted, u64> = FindingKind::ALL.into_iter().map(|kind| (none(kind), 0)).collect();

@@ -1,10 +1,10 @@
-//! `uneven_work`: ranks that do the same work on other data take turns at being the longest, and all wait for it.
+//! `uneven_work`: ranks that do the same work on other data take turns at working longest, and the others wait.
 //!
-//! In each step the longest of the ranks that are alike is compared with their mean. It is reported if over the last steps
-//! the longest worked a multiple of the mean, and no rank was the longest in most of them: then the inputs differ, as
-//! sequences of different lengths do, and no rank is slow.
+//! In each step, the rank that works longest is compared with the mean of the ranks that are like it. The finding is reported
+//! if over the last ten steps the longest ranks exceeded the mean by the configured lag, and no rank was the longest in most of
+//! these steps. Then the inputs differ, as sequences of different lengths do, and no rank is slow.
 
-use super::Looked;
+use super::detector::Looked;
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Sign, Subject, Text, seconds};
 use super::peers::{Alike, Group};
 use super::stage_imbalance::severity;

@@ -41,8 +41,8 @@ impl RankNow {
         self.key.0.scope()
     }
 
-    /// Whether it has gone, as far as can be seen from what came after it: it has nothing open, and has said nothing since
-    /// a rank of another job began. The end of a job that sends over TCP is not seen otherwise.
+    /// Whether it seems to have ended: it has nothing open, and has sent nothing since `other`, a rank of another job, began.
+    /// For a job that sends over TCP, this is the only indication of its end.
     fn is_followed_by(&self, other: &Self) -> bool {
         self.is_at_rest && self.key.0 != other.key.0 && self.heard_ns < other.since_ns
     }
@@ -68,7 +68,7 @@ pub(super) struct View<'a> {
     pub ranks: &'a [RankNow],
     /// Falls and regrowths since the last view, each with the position of its GPU.
     pub flushes: &'a [(usize, Flush)],
-    /// By GPU, positions of the ranks that run on it, and since when these are the ones ([`Subjects`]).
+    /// By GPU, the positions of the ranks that run on it, and when the last other rank left it ([`Subjects`]).
     pub on: &'a [Vec<usize>],
     pub since_ns: &'a [i64],
 }
@@ -90,8 +90,9 @@ impl View<'_> {
         self.on.get(gpu).into_iter().flatten().filter_map(|position| self.ranks.get(*position))
     }
 
-    /// Whether what a GPU shows may be the doing of this rank, which named it in a step that ended. Of a rank that names it no
-    /// longer, whether all that do are its owner's.
+    /// Whether this rank, which named a GPU in a step that ended, may have caused what the GPU shows. A rank that still names the
+    /// GPU must be among the ranks that run on it. For a rank that no longer names it, all ranks that run on it must have the
+    /// same owner.
     pub fn counts_on(&self, key: &RankKey, gpu: usize) -> bool {
         let names_it = self.ranks.iter().any(|rank| rank.key == *key && rank.gpus.contains(&gpu));
         let mut ranks = self.ranks_on(gpu);
@@ -105,9 +106,9 @@ impl View<'_> {
         here.next().filter(|_| here.next().is_none())
     }
 
-    /// Since when what a GPU shows may be the doing of the one rank on it: its first mark, or the end of another one that was
-    /// there as well. What was before is another's. Where no single rank is known, the GPU itself is the subject, and all of
-    /// its past counts.
+    /// The time from which on the one rank on a GPU may have caused what the GPU shows: the rank's first mark, or the end of
+    /// another rank that was there at the same time. Earlier readings are not attributed to it. If no single rank is known, the
+    /// subject is the GPU itself, and all of its past counts.
     pub fn subject_since_ns(&self, gpu: usize) -> i64 {
         let since_ns = self.since_ns.get(gpu).copied().unwrap_or(i64::MIN);
         self.rank_on(gpu).map_or(i64::MIN, |rank| rank.since_ns.max(since_ns))
@@ -130,8 +131,8 @@ impl View<'_> {
         self.rank_on(gpu)?.step?.number
     }
 
-    /// The step that the one rank on a GPU was in at a moment since the last view, or, if it was between two or the end of
-    /// that step is not attributed yet, the one that it is in.
+    /// The step that the one rank on a GPU was in at a moment since the last view. If the moment lies between two steps, or in a
+    /// step whose end is not attributed yet, it is the step that the rank is in now.
     pub fn step_at(&self, gpu: usize, at_ns: i64) -> Option<u64> {
         let rank = self.rank_on(gpu)?;
         let was_in = |step: &&Step| step.key == rank.key && step.begin_ns <= at_ns && at_ns < step.end_ns;
@@ -139,7 +140,7 @@ impl View<'_> {
         ended.map_or_else(|| rank.step?.number, |step| step.number)
     }
 
-    /// Whether a rank still speaks: what is kept of others is forgotten.
+    /// Whether a rank is known and has not ended. Detectors drop what they keep about other ranks.
     pub fn knows(&self, key: &RankKey) -> bool {
         knows(self.ranks, key)
     }
@@ -150,9 +151,10 @@ pub(super) fn knows(ranks: &[RankNow], key: &RankKey) -> bool {
     ranks.binary_search_by(|rank| rank.key.cmp(key)).is_ok()
 }
 
-/// By GPU, the positions of the ranks that run on it: those that name it, or of which only the driver says it. Any job may name
-/// any GPU; where ranks of several owners do, those count whose process the driver lists there, else those of whom nothing is
-/// known, and other ranks of these owners. While the GPU of a rank is still looked for, nobody counts whose process is not there.
+/// By GPU, the positions of the ranks that run on it. Candidates are the ranks that name the GPU, and ranks without known GPUs
+/// whose process the driver lists there. Any job may name any GPU. So if the candidates have several owners, only the owners
+/// count that have a candidate of the best [`Standing`]. While the GPU of another owner's new rank is still searched for, no
+/// rank counts unless a candidate's standing is certain.
 pub(super) fn running(gpus: &[GpuState], ranks: &[RankNow], on: &mut Vec<Vec<usize>>) {
     on.resize_with(gpus.len(), Vec::new);
     on.iter_mut().for_each(Vec::clear);
@@ -174,7 +176,7 @@ pub(super) fn running(gpus: &[GpuState], ranks: &[RankNow], on: &mut Vec<Vec<usi
     }
 }
 
-/// Leaves the ranks of one GPU that count, where it may be several owners'.
+/// Reduces the candidates of one GPU, which may have several owners, to the ranks that count.
 fn settle(gpu: &GpuState, ranks: &[RankNow], on: &mut Vec<usize>) {
     let sought = || ranks.iter().enumerate().filter(|(_, rank)| rank.gpus.is_empty());
     on.extend(sought().filter(|(_, rank)| standing(gpu, rank) == Standing::Listed).map(|(position, _)| position));
@@ -185,7 +187,8 @@ fn settle(gpu: &GpuState, ranks: &[RankNow], on: &mut Vec<usize>) {
         .collect();
     let first = here.first().map(|(_, rank, _)| rank.owner());
     let is_others = |rank: &RankNow| Some(rank.owner()) != first;
-    // A rank whose process the driver's next list has or has not. Where lists cannot be read, there is no next one.
+    // A rank is new if the driver's last list is older than its first event: the next list will show whether its process is
+    // there. If lists cannot be read, no rank is new.
     let has_lists = gpu.processes().is_some();
     let is_new = |rank: &RankNow| has_lists && rank.pid.is_some() && standing(gpu, rank) == Standing::Unknown;
     let is_one_begun = sought().any(|(_, rank)| is_others(rank) && is_new(rank));
@@ -198,7 +201,7 @@ fn settle(gpu: &GpuState, ranks: &[RankNow], on: &mut Vec<usize>) {
         is_best(one) || here.iter().any(|other| other.1.owner() == one.1.owner() && is_best(other))
     };
     on.clear();
-    // Of two that are new, one that names the GPU and one whose GPU is looked for, the list will say which one runs there.
+    // If a candidate is new as well, only the next list shows whether it or the other owner's rank runs there.
     let is_certain = |one: &(usize, &RankNow, Standing)| one.2 != Standing::Absent && !is_new(one.1);
     if !is_one_begun || here.iter().any(is_certain) {
         on.extend(here.iter().filter(counts).map(|(position, ..)| *position));
@@ -214,8 +217,8 @@ fn standing(gpu: &GpuState, rank: &RankNow) -> Standing {
     }
 }
 
-/// Who has been running on each GPU. A rank that was there beside another one answers for nothing from before the other's
-/// end, and for nothing while the other's process is still there.
+/// Which ranks have been running on each GPU. If two ranks shared a GPU, nothing from before the end of the first is attributed
+/// to the other, nor anything while the driver still lists the first one's process there.
 #[derive(Debug, Default)]
 pub(super) struct Subjects {
     last_ns: Option<i64>,
@@ -226,8 +229,8 @@ pub(super) struct Subjects {
     pub since_ns: Vec<i64>,
 }
 
-/// A rank that ran on a GPU in the last turn, or has ended since and has a process there that the driver still lists: a
-/// process that ends says so before it frees its GPU. With PyTorch there are some 100 ms between the two.
+/// A rank that ran on a GPU in the last turn, or that has ended while the driver still lists its process there. A process
+/// reports its end before it frees its GPU: with PyTorch some 100 ms before.
 #[derive(Debug)]
 struct Ran {
     key: RankKey,
@@ -280,12 +283,13 @@ impl Subjects {
     }
 }
 
-/// Since when something is so of each GPU.
+/// Since when a condition has held for each GPU.
 #[derive(Debug, Default)]
 pub(super) struct Since(Vec<Option<i64>>);
 
 impl Since {
-    /// Notes whether it is so of a GPU now, and if, since when it would be at the latest. Returns since when it has been.
+    /// Notes whether the condition holds for a GPU now: `latest_ns` is `None` if it does not, else the latest time at which it
+    /// can have begun. Returns since when it has held.
     pub fn note(&mut self, gpu: usize, latest_ns: Option<i64>) -> Option<i64> {
         if self.0.len() <= gpu {
             self.0.resize(gpu + 1, None);

@@ -12,7 +12,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 /// What one rank did in one step.
 #[derive(Debug, Clone)]
 pub(super) struct Work {
-    /// Time in marked phases less what of it is communication, data or none of training, nanoseconds.
+    /// Time in marked phases, without communication, waiting for data and phases outside of training, nanoseconds.
     pub total_ns: i64,
     /// The part of it in phases that the step has once: the optimizer.
     pub once_ns: i64,

@@ -3,9 +3,9 @@
 //! Meanings and the action that they call for follow NVIDIA's catalogue of XID errors. A number that is not in the
 //! table is reported without a meaning.
 
+use super::detector::{Detector, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Text, number};
 use super::view::View;
-use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
 use std::collections::BTreeMap;
 

@@ -1,18 +1,18 @@
-//! Changes of GPUs apart from their readings, noted in each turn of the detectors: whether they answer, and XIDs. They are kept
-//! for recordings. So a recording has what the detectors saw, except for what happens in the microseconds from the note to
-//! their look.
+//! The log of GPU changes other than readings, for recordings: whether each GPU answers, and its XIDs. It is updated in each
+//! turn of the detectors, so a recording has what the detectors saw, except for changes in the microseconds between the update
+//! and the detectors.
 
 use super::{GpuState, Health, Xid};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-/// Changes that are kept one by one. Of older ones the last of each GPU and kind is.
+/// Maximum number of changes that are kept individually. Of older changes, only the last of each GPU and kind is kept.
 const MOST_KEPT: usize = 1_024;
 
-/// The most of why a GPU is lost that is kept, characters.
+/// Maximum length of the reason why a GPU is lost, in characters.
 pub const MOST_TROUBLE: usize = 64;
 
-/// Maximum bytes of all that is kept of this many GPUs: of what is not kept one by one, the health and 256 XIDs of each.
+/// Maximum bytes of the log for this number of GPUs: the individual changes, and the last health and 256 XIDs of each GPU.
 #[must_use]
 pub const fn most_bytes(gpus: usize) -> usize {
     const OF_XID: usize = size_of::<GpuChange>() + 32;
@@ -59,7 +59,7 @@ pub struct ChangeLog {
 struct Inner {
     /// By position, as it was noted last.
     gpus: Vec<State>,
-    /// Of what is not kept any more, the last of each GPU and kind, oldest first.
+    /// Of the changes that were removed from `kept`, the last of each GPU and kind, oldest first.
     before: Vec<GpuChange>,
     kept: VecDeque<GpuChange>,
     /// Changes noted so far: the number of the next one.
@@ -120,7 +120,7 @@ impl Inner {
 }
 
 impl State {
-    /// What is new, which is noted.
+    /// Updates this state to that of the GPU. Returns what changed.
     fn changed(&mut self, of: &GpuState) -> Vec<Became> {
         let mut changed = Vec::new();
         let health = of.health();
@@ -140,7 +140,7 @@ impl State {
 }
 
 impl GpuChange {
-    /// Whether this one makes an earlier one not matter: it is of the same GPU and kind.
+    /// Whether this change makes an earlier one obsolete: it is of the same GPU and kind, and for XIDs of the same number.
     #[must_use]
     pub fn replaces(&self, earlier: &Self) -> bool {
         let is_same = match (&self.what, &earlier.what) {

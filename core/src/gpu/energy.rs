@@ -12,7 +12,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// The longest time between two readings of the counter, nanoseconds.
 const LONGEST_NS: i64 = 300 * SECOND_NS;
-/// The counter's joules for each that was added up. What is beyond is not a difference of two meters, and is not used.
+/// Plausible ratios of the counter's joules to the integrated joules. A ratio outside of this range is not caused by the
+/// difference of two meters, and is ignored.
 const PLAUSIBLE: RangeInclusive<f64> = 0.5..=2.0;
 
 /// The counter of one GPU.
@@ -24,7 +25,7 @@ pub struct Energy {
 
 #[derive(Debug, Clone)]
 struct State {
-    /// When the counter was read last since its GPU answers, and what it said.
+    /// Time and value of the last reading since the GPU came back.
     read: Option<(i64, f64)>,
     /// When it is to be read next, nanoseconds of the timeline.
     due_ns: i64,
@@ -32,13 +33,13 @@ struct State {
     last_joules: f64,
     /// The most that was returned: a counter never falls.
     returned_joules: f64,
-    /// The counter's joules for each that was added up between its last two readings.
+    /// The last plausible ratio of the counter's joules to the integrated joules; 1 until there is one.
     share: f64,
 }
 
 impl Energy {
-    /// That of a GPU whose power is known for `keep_ns` back: the counter must be read before what is to be added up since
-    /// its last reading is gone.
+    /// The counter of a GPU whose power readings are kept for `keep_ns`. It is read at least twice in that time, so that all
+    /// power readings since its last reading are still there.
     #[must_use]
     pub fn new(keep_ns: i64) -> Self {
         let state = State { read: None, due_ns: i64::MIN, last_joules: 0.0, returned_joules: 0.0, share: 1.0 };
@@ -60,8 +61,8 @@ impl Energy {
         (state.read, state.last_joules) = (Some((at_ns, joules)), joules);
     }
 
-    /// Whether the counter is to be read at `at_ns`: not tried for long, or not read since its GPU answers. Returning true
-    /// counts as a try, so the caller must read the counter.
+    /// Whether the counter is due at `at_ns`: a period has passed since the last try, or there is no reading since the GPU came
+    /// back. Returning true counts as a try, so the caller must read the counter.
     #[must_use]
     pub fn is_due(&self, at_ns: i64) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +79,7 @@ impl Energy {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).read = None;
     }
 
-    /// The counter of the same GPU in a state that is made anew.
+    /// A copy for a new state of the same GPU. It returns nothing until the counter is read again.
     #[must_use]
     pub fn go_on(&self) -> Self {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();

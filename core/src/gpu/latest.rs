@@ -49,7 +49,7 @@ pub struct GpuState {
     pub series: Series,
     /// Its energy counter.
     pub energy: Energy,
-    /// Whether the lists of its processes have all that hold memory.
+    /// Whether the lists of its processes include every process that holds memory on it.
     pub lists_all: bool,
     health: AtomicU8,
     /// What is known of its memory call, as [`Memory`].
@@ -74,8 +74,8 @@ pub struct GpuState {
     xids: Mutex<BTreeMap<u64, Xid>>,
 }
 
-/// More than a process holds on a GPU by its context alone: 0.5 GiB on an H200, with the libraries' workspaces less than
-/// this.
+/// Upper bound of what a context alone takes on a GPU: on an H200 it takes 0.5 GiB, and less than this bound with the
+/// libraries' workspaces.
 pub const CONTEXT_BYTES: u64 = 1 << 30;
 
 /// How often one XID was seen.
@@ -136,19 +136,19 @@ impl GpuState {
         self.health() == Health::Up && !self.is_without_memory()
     }
 
-    /// Whether its memory is never to be had.
+    /// Whether its memory can never be read.
     pub fn is_without_memory(&self) -> bool {
         self.memory.load(Ordering::Relaxed) == Memory::Never as u8
     }
 
-    /// Its memory is never to be had; everything else of it is.
+    /// Records that its memory can never be read. Its other readings are not affected.
     pub fn set_without_memory(&self) {
         self.memory.store(Memory::Never as u8, Ordering::Relaxed);
     }
 
     /// Its memory was read.
     pub fn set_with_memory(&self) {
-        // Read first: this is the hot path, and the cache line is everybody's.
+        // Loaded first: this is the hot path, and a store would take the cache line from other cores.
         if !self.has_answered() {
             self.memory.store(Memory::Answered as u8, Ordering::Relaxed);
         }
@@ -159,7 +159,7 @@ impl GpuState {
         self.memory.load(Ordering::Relaxed) == Memory::Answered as u8
     }
 
-    /// It answers again, whatever it can.
+    /// Records that it answers again. What is known of its memory call does not change.
     pub fn set_back(&self) {
         self.set_health(Health::Up);
     }
@@ -176,15 +176,16 @@ impl GpuState {
         self.set_health(Health::Lost);
     }
 
-    /// The call on it that hung has come back: it is tried before it is sampled again. Nothing where none hung.
+    /// Records that the call that hung has returned. The GPU counts as lost, so it is retried before it is sampled again. Does
+    /// nothing if no call hung.
     pub fn lose_if_hung(&self) {
         if self.health() == Health::Hung {
             self.lose("a call on it hung");
         }
     }
 
-    /// A call on it has not returned for too long. The GPU does not stay hung if the call came back meanwhile: the thread that
-    /// made the call may have checked before.
+    /// Records that a call on it has not returned for too long. If the call has returned meanwhile, the GPU counts as lost at
+    /// once, because the thread that made the call may have checked the health before it was set.
     pub fn hang(&self) {
         self.set_health(Health::Hung);
         if !self.is_left_alone() {
@@ -295,7 +296,7 @@ impl GpuState {
         self.named_ns.load(Ordering::Relaxed)
     }
 
-    /// Its processes, as they were listed last; nothing where the driver would not say.
+    /// The last list of its processes; `None` if the driver did not report one.
     #[must_use]
     pub fn processes(&self) -> Option<std::sync::Arc<Latest<Vec<Process>>>> {
         self.processes.load_full()
@@ -382,14 +383,14 @@ impl GpuState {
         self.xids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Of `used_bytes` in use on this GPU those of all processes but this one, as they were listed last. Where the process is
-    /// not known, or goes by another id in the driver's view, the only process that there is must be it. `None` where that
-    /// cannot be determined, or the driver does not report how much the others have.
+    /// Bytes that all processes except this one use on the GPU, by the driver's last list; `used_bytes` is the memory in use in
+    /// all. If `pid` is `None` or not listed, a single listed process is taken for it, because the driver may know it by another
+    /// id. `None` if the list is missing or incomplete, does not show which process it is, or lacks another process's memory.
     #[must_use]
     pub fn used_by_others_bytes(&self, pid: Option<u32>, used_bytes: u64) -> Option<u64> {
         let latest = self.processes()?;
         let processes = &latest.reading;
-        // A list that may lack some is taken for whole where it explains what is in use.
+        // A list that may be incomplete counts as complete if it accounts for all memory in use but less than a context.
         let explains = |listed_bytes: u64| used_bytes.saturating_sub(listed_bytes) < CONTEXT_BYTES;
         if !self.lists_all
             && !processes.iter().map(|process| process.used_bytes).sum::<Option<u64>>().is_some_and(explains)
@@ -431,7 +432,7 @@ pub struct OnGpus {
     pub idles: Vec<usize>,
 }
 
-/// Which process runs on which GPUs, as the lanes saw it last; and whether somebody looked for one that is not there.
+/// The GPUs of each process, as the lanes saw them last, and the number of lookups of unknown processes.
 #[derive(Debug, Default)]
 pub struct Processes {
     by_pid: ArcSwap<HashMap<u32, OnGpus>>,
@@ -439,7 +440,8 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Positions of the GPUs that this process works on. One that is not known makes the lanes look again.
+    /// Positions of the GPUs that this process works on. A lookup of an unknown process is counted, and makes the lanes list
+    /// processes again.
     #[must_use]
     pub fn gpus_of(&self, pid: u32) -> Option<Vec<usize>> {
         let found = self.listed_on(pid);
@@ -449,7 +451,7 @@ impl Processes {
         found.map(|on| on.works)
     }
 
-    /// The GPUs that this process was seen on. Nobody looks again for one that is not known.
+    /// The GPUs that this process was seen on. A lookup of an unknown process is not counted.
     #[must_use]
     pub fn listed_on(&self, pid: u32) -> Option<OnGpus> {
         self.by_pid.load().get(&pid).cloned()

@@ -19,8 +19,8 @@ pub struct Medium {
     pub throttle_reasons: Option<u64>,
 }
 
-/// Clocks event reasons that slow a GPU down, by their bit in NVML's mask, under NVML's names. Idle and application clocks settings are
-/// left out: they are no trouble.
+/// Clock event reasons that slow a GPU down: their bits in NVML's mask, and NVML's names. Idle and application
+/// clock settings are left out, because they are no problem.
 pub const THROTTLE_REASONS: &[(u64, &str)] = &[
     (0x4, "sw_power_cap"),
     (0x8, "hw_slowdown"),
@@ -53,8 +53,7 @@ pub struct Pcie {
     pub transmitted_bytes: Option<u64>,
 }
 
-/// What hardly changes, and what is dearest of all that is read again and again: on an H200 these calls take 3 ms
-/// together.
+/// Readings that hardly change, and the most expensive of those that do: on an H200 these calls take 3 ms together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rare {
     /// Framebuffer, bytes.

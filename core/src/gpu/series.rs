@@ -51,20 +51,19 @@ struct Point {
     idle_seconds: f64,
     power_milliwatts: Packed,
     activity: Activity,
-    /// Time before this point of which nothing is known, in total, microseconds, beginning anew at 2^32: only whether
-    /// two of them are the same is of interest.
+    /// Total time before this point without a known value, microseconds, modulo 2^32. Totals are only compared for equality.
     unknown_energy_us: u32,
     unknown_idle_us: u32,
 }
 
-/// A number that may not be known, in whole units of a part of it.
+/// A number that may be unknown, stored as a whole multiple of a fraction of its unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Packed(u32);
 
 impl Packed {
     const UNKNOWN: Self = Self(u32::MAX);
 
-    /// `value` in units of `1 / parts`. What is negative or beyond four thousand million units is no reading.
+    /// `value` in units of `1 / parts`. A value that is negative or does not fit 32 bits becomes unknown.
     fn new(value: Option<f64>, parts: f64) -> Self {
         let units =
             value.map(|value| (value * parts).round()).filter(|units| (0.0..f64::from(u32::MAX)).contains(units));
@@ -113,12 +112,12 @@ const MILLI: f64 = 1e3;
 const MICRO: f64 = 1e6;
 
 impl Series {
-    /// Keeps the readings of the last `keep_ns`, each of which holds for three periods of its lane, and for one and a half
-    /// of the lane's period on idle GPUs.
+    /// Keeps the readings of the last `keep_ns`. Each holds for three periods of its lane, and for at least one and a half
+    /// times [`IDLE_PERIOD_NS`].
     #[must_use]
     pub fn new(keep_ns: i64, period_ns: i64) -> Self {
-        // The room for all of them at once: growing by doubling would end with half as much again. What is not used yet
-        // is not resident.
+        // Room for all points is reserved at once: growth by doubling could reserve more than is needed. Pages that are not used
+        // yet are not resident.
         let points = usize::try_from(keep_ns / period_ns.max(1)).unwrap_or(0).saturating_add(2).min(MOST_POINTS);
         let most_ns = i64::try_from(MOST_POINTS).unwrap_or(i64::MAX).saturating_mul(period_ns);
         Self {

@@ -52,7 +52,7 @@ fn unpacked(filled: u32) -> (usize, usize) {
     ((filled >> 16) as usize, (filled & 0xffff) as usize)
 }
 
-/// The bucket of a value above 0. It is as that of `exponential`, without a logarithm: this runs in each tick.
+/// The bucket of a value above 0. It is the bucket of `exponential::index`, computed without a logarithm: this runs in each tick.
 fn position(seconds: f64) -> usize {
     let (mantissa, exponent) = split(seconds);
     // A value at a bound is in the bucket below it.

@@ -1,9 +1,9 @@
-//! Who sends, what each sender holds of what all share, and who may have more of it.
+//! The owners of senders, and the quota that each owner has of the limits that all owners share.
 //!
-//! Enters: the kernel's word on a sender. Leaves: one account for each owner, and [`Reservation`] amounts, which return to
-//! everybody when they are dropped. Invariant: an owner may take more only while it then holds no more than what stays
-//! free (the dynamic threshold of shared-memory switches, Choudhury and Hahne 1998), so that whatever one owner takes,
-//! another finds room. A node with one owner can use half of each limit. Absent on purpose: what is held, and why.
+//! Enters: what the kernel reports about a sender. Leaves: one account for each owner, and [`Reservation`]s, which release
+//! their amount when they are dropped. Invariant: an owner may take more only if it then holds no more than what stays free
+//! (the dynamic threshold of shared-memory switches, Choudhury and Hahne 1998), so there is always room for another owner. An
+//! owner that is alone can use half of each limit. Absent on purpose: what is held, and why.
 
 use super::limits::Limits;
 use crate::clock::SECOND_NS;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Owners whose accounts are kept although they hold nothing.
 const MOST_IDLE_OWNERS: usize = 256;
-/// Of what an owner could have, local clients whose user is not known have one part in this many.
+/// All local clients whose user is not known share the quota of one owner divided by this.
 const NOBODYS_PART: usize = 8;
 /// Owners whose refusals and losses are counted apart: each is a label value.
 const MOST_APART: usize = 16;
@@ -32,7 +32,7 @@ pub struct Sender {
     pub uid: Option<u32>,
     /// Where it sends from over TCP.
     pub address: Option<IpAddr>,
-    /// The connection over which it sends, where its end is the sender's.
+    /// The connection over which it sends, if the end of the connection is the end of the sender.
     pub connection: Option<u32>,
 }
 
@@ -59,7 +59,7 @@ pub struct Pod {
 /// Where on the node a sender is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub enum Within {
-    /// In no pod; everybody, where no kubelet is asked.
+    /// In no pod. Without a kubelet to ask, every sender.
     #[default]
     Node,
     /// In this pod.
@@ -104,8 +104,8 @@ impl Owner {
         }
     }
 
-    /// Whether this owner may speak for what `other` began: in one namespace, or the same user outside of all. Pods of one
-    /// job share a node and are replaced under other names, so the pod does not count here.
+    /// Whether this owner may send events about what `other` began: both are in pods of one namespace, or both are the same
+    /// owner. Pods of one job share a node and are replaced under other names, so the name of the pod does not count.
     #[must_use]
     pub fn speaks_for(&self, other: &Self) -> bool {
         match (self, other) {
@@ -116,7 +116,7 @@ impl Owner {
         }
     }
 
-    /// Within which the names of its jobs are distinct.
+    /// The scope in which the names of its jobs are distinct.
     #[must_use]
     pub fn scope(&self) -> Scope {
         match self {
@@ -135,8 +135,8 @@ impl Owner {
         }
     }
 
-    /// Whether this owner, now that its pod is known, is the one that `other` was while it was not. One process of both
-    /// shows that.
+    /// Whether `other` may be this owner from before its pod was known: the same user at an unknown place. It is this owner if
+    /// one process has sent as both, which the caller checks.
     #[must_use]
     pub fn is_known_as(&self, other: &Self) -> bool {
         let Owner::User { uid, within: Within::Unknown } = other else { return false };
@@ -171,7 +171,7 @@ impl fmt::Display for Owner {
 pub enum Resource {
     /// Bytes of jobs, ranks, names, and of what is open or waits for its memory.
     Bytes,
-    /// Bytes of the log of what has ended. Nothing is refused for want of these: the log forgets.
+    /// Bytes of the log of what has ended. No event is refused because they are short: the log drops old entries.
     Ended,
     /// Bytes of what is known of ranks' layers.
     Layers,
@@ -216,7 +216,7 @@ struct Book {
 pub struct Account {
     /// Whose it is.
     pub owner: Owner,
-    /// Within which the names of its jobs are distinct.
+    /// The scope in which the names of its jobs are distinct.
     pub scope: Scope,
     book: Arc<Book>,
     held: [AtomicUsize; RESOURCES],
@@ -261,14 +261,14 @@ impl Account {
         let (limit, own) = (self.book.limits[resource as usize], self.holds(resource));
         let all = self.book.held[resource as usize].load(Ordering::Relaxed).saturating_add(amount);
         let Some(free) = limit.checked_sub(all) else { return Err(Shortage::Node) };
-        // Senders whose user is not known have a smaller part: any user can also send as this owner, and so be one more owner.
+        // Senders whose user is not known have a smaller quota: any user can also send like this, and so have a second quota.
         let part = if self.owner == Owner::NOBODY { free / NOBODYS_PART } else { free };
         // One that holds nothing may have what is left, however little that is.
         let is_within = own == 0 || own.saturating_add(amount) <= part;
         if is_within || self.owner == Owner::Daemon { Ok(()) } else { Err(Shortage::Share) }
     }
 
-    /// Holds an amount, whether it may or not: [`may_hold`](Self::may_hold) was asked before.
+    /// Reserves an amount without a check: the caller has asked [`may_hold`](Self::may_hold).
     #[must_use]
     pub fn hold(self: &Arc<Self>, resource: Resource, amount: usize) -> Reservation {
         self.held[resource as usize].fetch_add(amount, Ordering::Relaxed);
@@ -302,7 +302,7 @@ impl Account {
         let seconds = bucket.filled_ns.map_or(1.0, |filled_ns| (now_ns.saturating_sub(filled_ns)).max(0) as f64 * 1e-9);
         bucket.filled_ns = Some(now_ns.max(bucket.filled_ns.unwrap_or(i64::MIN)));
         bucket.events = (bucket.events + seconds * most).min(most);
-        // A batch of more events than fit is taken while there are any, and is paid for afterwards.
+        // A batch larger than the bucket is taken only if the bucket is full, and leaves it negative.
         let may = bucket.events >= events.min(most);
         bucket.events -= if may { events } else { 0.0 };
         may
@@ -316,7 +316,7 @@ impl Reservation {
         &self.account
     }
 
-    /// From now on it is this amount, whether it may be or not.
+    /// Changes the amount without a check.
     pub fn set(&mut self, amount: usize) {
         for held in [&self.account.held, &self.account.book.held] {
             let held = &held[self.resource as usize];
@@ -404,7 +404,8 @@ impl Accounts {
             return Arc::clone(account);
         }
         if open.len() >= MOST_IDLE_OWNERS {
-            // Whatever an account holds refers to it. What there is to hold bounds how many stay.
+            // Each reservation refers to its account, so an account without other references holds nothing. The shared limits
+            // bound how many accounts stay.
             open.retain(|_, account| Arc::strong_count(account) > 1);
         }
         let account = Account {
@@ -452,8 +453,8 @@ impl Accounts {
         self.refused.counts()
     }
 
-    /// Events that owners say they could not send, likewise. All others are there before the first loss, so that the sum is 0
-    /// until then.
+    /// Events that owners report as lost, by owner as in [`refusals`](Self::refusals). The count of all other owners is always
+    /// there, so that the sum is 0 before the first loss.
     #[must_use]
     pub fn losses(&self) -> BTreeMap<String, u64> {
         let mut losses = self.lost.counts();

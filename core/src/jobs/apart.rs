@@ -7,7 +7,7 @@ use super::event::Event;
 use super::id::JobId;
 use std::collections::BTreeMap;
 
-/// Processes that are kept apart, by the job and rank that each means, and its id.
+/// The jobs of processes that are kept apart, by the job and rank that each process names, and its process id.
 #[derive(Debug, Default)]
 pub(super) struct Apart {
     jobs: BTreeMap<(JobId, u32, u32), JobId>,
@@ -15,7 +15,7 @@ pub(super) struct Apart {
 }
 
 impl Apart {
-    /// The job that an event belongs to, which means this one.
+    /// The job to which an event that names the job `meant` belongs.
     pub fn of(&self, meant: JobId, event: &Event) -> JobId {
         let Some(pid) = event.pid.filter(|_| !self.jobs.is_empty()) else { return meant };
         let key = (meant, event.rank, pid);

@@ -27,8 +27,8 @@ pub fn weight(attributes: &Attributes) -> usize {
     attributes.iter().map(|(name, value)| each + name.len() + text(value)).sum()
 }
 
-/// The attributes of a begin with those of its end: what the end has under another name, as far as all of them weigh no more
-/// than those of one event may.
+/// The attributes of a begin, with those of its end added. If both have a name, the begin's value stays. All together are bounded
+/// like those of one event; an attribute of the end that exceeds the bounds is left out.
 #[must_use]
 pub fn joined(begin: Option<Attributes>, end: Option<&Attributes>) -> Option<Attributes> {
     let most = Limits::default();
@@ -57,8 +57,8 @@ pub struct Event {
     pub name: String,
     /// The job's name.
     pub job: String,
-    /// Whose job it is, where that is known otherwise than by the sender: of a recording's events, and of those that were
-    /// taken.
+    /// The owner's scope, if it does not follow from the sender: for events of a recording, for those of simulated jobs, and for
+    /// those that were taken.
     pub scope: Option<Scope>,
     /// Which process of it; 0 where the job does not say.
     pub rank: u32,
@@ -108,13 +108,13 @@ impl Event {
         }
     }
 
-    /// Whether its name takes a place among those of the job. A mark's is no label, and an end without begin must not take
-    /// one.
+    /// Whether its name is added to the names of the job. The name of a mark is no label, and an end without a begin must not add
+    /// a name.
     pub(super) fn takes_name(&self) -> bool {
         self.event == EventType::Begin || self.layer.is_some()
     }
 
-    /// Who sent it, where the daemon sees the end of that.
+    /// The connection or process that sent it, if the daemon can see its end.
     #[must_use]
     pub fn speaker(&self) -> Option<Speaker> {
         self.connection.map(Speaker::Connection).or(self.pid.map(Speaker::Process))

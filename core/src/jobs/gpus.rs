@@ -54,9 +54,9 @@ impl Gpus {
         }
     }
 
-    /// The GPU that process number `local_rank` of a node uses, where `CUDA_VISIBLE_DEVICES` is `visible`. Without a
-    /// number only a single visible device is conclusive. Where the process is in a container, `given` are the GPUs that it was
-    /// given: indexes count among these, and without `visible` all of them are.
+    /// The GPU that process number `local_rank` of a node uses if its `CUDA_VISIBLE_DEVICES` is `visible`. Without a local rank,
+    /// only a single visible device is conclusive. For a process in a container, `given` has the container's GPUs: indexes refer
+    /// to these, and without `visible` all of them are visible.
     #[must_use]
     pub fn visible(&self, visible: Option<&str>, local_rank: Option<usize>, given: Option<&[usize]>) -> Option<usize> {
         let of_name = |name: &str| match (given, name.parse::<usize>()) {

@@ -11,17 +11,17 @@ use crate::wire::Kind;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Bytes of a job and of a name beside its text: more than each takes, with what allocating it costs.
+/// Upper bounds of the memory of a job and of a name, without their text, with allocator overhead.
 pub(super) const JOB_BYTES: usize = 512;
 pub(super) const NAME_BYTES: usize = 160;
 
-/// Names of one kind, each with its number and, unless its profiles' names have them, its bytes on an account.
+/// Names of one kind, each with its number and its reserved bytes. The reservations of layers' names are in [`LayerNames`].
 type Names = BTreeMap<Arc<str>, (usize, Option<Reservation>)>;
 
 /// One job.
 #[derive(Debug)]
 pub struct Job {
-    /// Who first spoke for it, and alone may, with the process that did.
+    /// The owner of its first event, and the process that sent it. [`Owner::speaks_for`] decides who else may send for the job.
     owner: Owner,
     begun_by: Option<u32>,
     /// Its processes on this node.
@@ -71,7 +71,8 @@ impl Job {
         }
     }
 
-    /// Whether the event's name is known already, or takes no place; else there must be room for it.
+    /// Returns whether the event adds no name to the job, because its name is known or is not kept. Refuses a new name for which
+    /// there is no room.
     pub(super) fn has_room_for(&self, event: &Event, limits: &Limits) -> Result<bool, Refusal> {
         let Some(names) = self.names(event.kind) else { return Ok(true) };
         let most = if event.kind == Kind::Phase { limits.phase_names } else { limits.layer_names };

@@ -12,8 +12,8 @@ pub struct Limits {
     pub ranks: usize,
     /// Different phase names of one job: each is a label value.
     pub phase_names: usize,
-    /// Phases of ranks that have series of their own, over all jobs: a rank's phase has some 75,
-    /// or 30 if there are more than 256.
+    /// Phases of ranks that have series of their own, over all jobs. Each has some 75 series, or 30 if there are more than 256
+    /// such phases.
     pub phase_series: usize,
     /// Different layer names of one job.
     pub layer_names: usize,
@@ -57,7 +57,7 @@ pub struct Limits {
     pub shown_after_exit_ns: i64,
 }
 
-/// The most bytes of the times of ended steps and phases: some million.
+/// Upper bound of [`Limits::trail_bytes`]: room for some million steps and phases.
 const MOST_TRAIL_BYTES: usize = 16 << 20;
 
 impl Limits {
@@ -67,8 +67,8 @@ impl Limits {
         (self.ended_bytes / 6).min(MOST_TRAIL_BYTES)
     }
 
-    /// From now on these are the bytes of what has ended, with a third as much for layers one by one, and two thirds for the
-    /// statistics and profiles of layers: one sender alone gets half of that, and profiles of 64 ranks fit into it.
+    /// Sets the bytes of what has ended. Layers that are kept one by one get a third as much in addition, and the statistics and
+    /// profiles of layers two thirds. A single owner gets half of each; by default, profiles of 64 ranks fit into that.
     pub fn set_ended_bytes(&mut self, bytes: usize) {
         (self.ended_bytes, self.ended_layer_bytes, self.layer_bytes) = (bytes, bytes / 3, bytes / 3 * 2);
     }

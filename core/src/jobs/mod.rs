@@ -57,15 +57,15 @@ pub struct Ended {
     pub gpus: Option<Arc<[usize]>>,
     /// The rank's process, where known.
     pub pid: Option<u32>,
-    /// Its place among those that wait for their memory.
+    /// Its reservation among those that wait to be joined with memory.
     pub waiting: Option<Reservation>,
 }
 
 /// The GPUs and the process of a rank, where known.
 type Of = (Option<Arc<[usize]>>, Option<u32>);
 
-/// Bytes of a rank with what is found out of its place, and of something that is open, beside their texts: more than each
-/// takes, with what allocating it costs.
+/// Upper bounds of the memory of a rank (with its place) and of an open step, phase or layer, without their texts, with allocator
+/// overhead.
 const RANK_BYTES: usize = 3 << 10;
 const OPEN_BYTES: usize = 512;
 /// Bytes of the statistics of a phase of one rank: most are peaks of the last minute.
@@ -89,7 +89,7 @@ pub struct Mark {
     pub step: Option<u64>,
 }
 
-/// What never ended, by why: values of the label `outcome` of `highwater_phases_total`.
+/// Steps, phases and layers that were dropped, by reason: values of the label `outcome` of `highwater_phases_total`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Left {
     /// Begun again before it ended.
@@ -126,7 +126,7 @@ pub struct Jobs {
     apart: Apart,
     pending: VecDeque<Ended>,
     marks: VecDeque<Mark>,
-    /// Whose positions those of ranks and phases are, by UUID.
+    /// UUIDs of the GPUs that the positions of ranks and phases refer to.
     devices: Vec<String>,
     left: Left,
     layer_records_dropped: u64,
@@ -205,7 +205,9 @@ impl Jobs {
     /// Takes one event of the owner of this account.
     ///
     /// # Errors
-    /// Why it is refused; then nothing has changed, but that ranks that have ended may have made room.
+    /// Why it is refused. Then nothing has changed, with two exceptions: ended ranks and old profiles of the owner may have been
+    /// dropped to make room, and a layer's record without room is counted in the profile of its step, which completes the
+    /// profile of another step.
     pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<Taken, Refusal> {
         let id = self.apart.of(self.id_of(event, account), event);
         self.hold(&id, event)?;
@@ -245,8 +247,8 @@ impl Jobs {
         Ok(Taken { job: id, out_of_order, watch })
     }
 
-    /// The job that an event of this account belongs to: one of its owner, or one that a process of its pod began before
-    /// that was known.
+    /// The job that an event of this account belongs to: a job of its scope, or a job that was begun before the owner's pod was
+    /// known and that the owner may send for.
     fn id_of(&self, event: &Event, account: &Account) -> JobId {
         let scope = event.scope.as_ref().unwrap_or(&account.scope);
         let begun_before = || {
@@ -265,8 +267,8 @@ impl Jobs {
         }
     }
 
-    /// Takes an event of a process whose rank another one holds that still runs. From now on all that it sends for this rank
-    /// belongs to a job of its own. Returns that with the event.
+    /// Takes an event of a process for a rank that another running process holds. From now on, everything that the process sends
+    /// for this rank belongs to a job of its own, which the result names.
     ///
     /// # Errors
     /// As of [`take`](Self::take).
@@ -331,7 +333,7 @@ impl Jobs {
         Ok(plan)
     }
 
-    /// Holds what something that begins takes.
+    /// Reserves what an event takes if it begins something.
     fn place(&self, id: &JobId, event: &Event, account: &Arc<Account>) -> Taking {
         let rank = self.rank(id, event.rank);
         let bytes = open_bytes(event);
@@ -363,7 +365,7 @@ impl Jobs {
                 self.marks.pop_front();
             }
         } else if let Some(open) = closed.ended {
-            // Of those that end faster than they are joined, each owner loses its own.
+            // If steps and phases end faster than they are joined with memory, each owner loses only its own.
             if account.may_hold(Resource::Pending, 1).is_err() {
                 self.left.overflow += 1;
                 return;
@@ -374,8 +376,8 @@ impl Jobs {
         }
     }
 
-    /// From now on positions are those of these GPUs, by UUID. Ranks keep the GPUs that are still there. Returns whether
-    /// positions mean others than before.
+    /// Sets the GPUs that positions refer to, by UUID. A rank keeps its GPUs only if all of them are still there. Returns whether
+    /// positions refer to other GPUs than before.
     pub fn set_devices(&mut self, devices: Vec<String>) -> bool {
         let before = std::mem::replace(&mut self.devices, devices);
         if before.is_empty() || before == self.devices {
@@ -400,8 +402,8 @@ impl Jobs {
         self.rank(job, rank)?.gpus.clone()
     }
 
-    /// Notes the GPUs that a search found, unless it has ended or begun anew since; for the rank and for what has ended and
-    /// still waits for its memory.
+    /// Sets the GPUs that a search found, for the rank and for what has ended of it and waits to be joined with memory. Does
+    /// nothing if the search has ended or was restarted meanwhile.
     pub fn set_found(&mut self, job: &JobId, rank: u32, search: &Search, gpus: &Arc<[usize]>) {
         let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
         if known.search.since_ns.is_none() || known.search.since_ns != search.since_ns {
@@ -415,9 +417,9 @@ impl Jobs {
         known.search.since_ns = None;
     }
 
-    /// Notes on which GPUs a rank's process was seen, if its events name none and all that are known of the rank are among
-    /// them. Else nothing follows: a GPU that does not answer, or was not asked yet, is in no list, and the list of a MIG
-    /// instance that does not answer is its parent's.
+    /// Updates a rank's GPUs to those on which its process was seen, if its events name no GPU and all of its known GPUs are
+    /// among the listed ones. Otherwise nothing can be concluded: a GPU that does not answer, or was not asked yet, is in no
+    /// list, and the list of a MIG instance that does not answer is its parent's.
     pub fn set_listed(&mut self, job: &JobId, rank: u32, listed: &OnGpus) {
         let Some(known) = self.rank_mut(job, rank) else { return };
         let Some(before) = known.gpus.as_deref().filter(|_| !known.search.named) else { return };
@@ -470,9 +472,9 @@ impl Jobs {
         ready
     }
 
-    /// Ends the ranks that end with this speaker at this time: nobody else speaks for them, and nobody else has begun what
-    /// they have open. Returns the exits, each as the event that it is. The daemon saw the end itself, so nothing can refuse
-    /// one: the rank's owner may have become known since it began.
+    /// Ends the ranks that end with this speaker: no other speaker is counted on for them, and no other has begun what they have
+    /// open. Returns the exit events. They are applied without the checks of other events: the daemon saw the end itself, and the
+    /// pod of the rank's owner may have become known since the rank began.
     pub fn end_with(&mut self, speaker: Speaker, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
         let mut ended = Vec::new();
         for (id, job) in &mut self.jobs {
@@ -511,8 +513,8 @@ impl Jobs {
         std::mem::take(&mut self.has_forgotten)
     }
 
-    /// Forgets what an event needs the room of: ranks of its owner that have ended, and if bytes of profiles are short, a
-    /// profile of that owner that another is about to replace. Returns whether there was anything.
+    /// Makes room for an event. Drops ended ranks of its owner and, if bytes of profiles are short, a profile of that owner that
+    /// is about to be replaced. Returns whether anything was dropped.
     fn make_room(&mut self, id: &JobId, event: &Event, account: &Arc<Account>, refusal: &Refusal) -> bool {
         let needs_profile = event.layer.is_some() && refusal.is_over_budget_of(Resource::Layers);
         let of_event = self.rank_mut(id, event.rank);

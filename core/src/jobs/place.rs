@@ -54,8 +54,8 @@ impl<Text> Place<Text> {
         }
     }
 
-    /// This, completed from another source. A local rank is only of use beside the devices that it counts, so one
-    /// of elsewhere does not stand in.
+    /// This place, completed from another source. A local rank is an index into the visible devices. So if this place has visible
+    /// devices, the other source's local rank is not used.
     pub fn or(self, other: Self) -> Self {
         let without_rank = if self.visible_devices.is_some() { Self { local_rank: None, ..other } } else { other };
         self.since(without_rank)

@@ -28,9 +28,9 @@ pub struct Open {
     pub attributes: Option<Attributes>,
     /// Who began it.
     pub by: Option<Speaker>,
-    /// What it takes on its owner's account, until it is dropped wherever it went.
+    /// Its reservation on its owner's account. It is kept after the end too, until this has been joined with memory.
     pub held: Option<Reservation>,
-    /// The place of its phase's series, where it is the first of its name.
+    /// The reservation of its phase's series, if it is the first phase of its name.
     pub series: Option<SeriesPlace>,
 }
 
@@ -68,7 +68,7 @@ pub struct Rank {
     pub open: Vec<Open>,
     /// When its first event arrived, or the first after it had ended.
     pub since_ns: i64,
-    /// When it ended; then nothing is open and no GPU is its. Its next event makes it go on.
+    /// When it ended. Then nothing of it is open, and it has no GPUs. Its next event reopens it.
     pub exited_ns: Option<i64>,
     speakers: Speakers,
     /// Who began its last step, and by which process.
@@ -80,7 +80,7 @@ pub struct Rank {
     held: [Reservation; 2],
 }
 
-/// What an event will do to a rank that takes it: nothing of it can fail any more.
+/// What an event will do to its rank. All checks have passed, so that applying it cannot fail.
 #[derive(Debug)]
 pub(super) enum Plan {
     /// It begins something.
@@ -152,8 +152,8 @@ impl Rank {
         self.series.contains_key(phase) || is_open()
     }
 
-    /// The process that holds the rank against this event: another one, which is counted on, has begun its steps. Processes
-    /// may share a rank's phases within a step, as those do that load its data.
+    /// The process that holds the rank against an event that begins a step: another process, which is counted on, has begun the
+    /// rank's last step. Processes may share the phases of a rank within a step, as its data loaders do.
     pub(super) fn held_against(&self, event: &Event) -> Option<u32> {
         let (speaker, holder) = self.holder.filter(|_| self.exited_ns.is_none() && makes_holder(event))?;
         let is_other = event.pid.is_some_and(|pid| pid != holder);
@@ -191,7 +191,7 @@ impl Rank {
         self.open_step().map_or(self.step, |open| open.step)
     }
 
-    /// What an event of this name would do.
+    /// What an event would do.
     ///
     /// # Errors
     /// Why it is refused.
@@ -227,8 +227,8 @@ impl Rank {
         Ok(Plan::End(position))
     }
 
-    /// What of the open things a begin replaces. A new step means that the last one will never end, nor anything in it;
-    /// what was begun before goes on around it.
+    /// Which of the open things a begin replaces. A step replaces the open step and everything begun after it, because they will
+    /// never end; what was begun before the open step stays. A phase or layer replaces the open one of its name.
     fn replaced_by<'a>(&self, event: &'a Event) -> impl Fn(usize, &Open) -> bool + use<'a> {
         let last_step = self.open.iter().position(|open| open.kind == Kind::Step).unwrap_or(usize::MAX);
         move |position, open| match event.kind {
@@ -237,7 +237,7 @@ impl Rank {
         }
     }
 
-    /// Takes one event whose name is `name`, and which arrived now, as it was planned.
+    /// Applies the plan of an event that arrived at `now_ns`; `name` is the shared copy of the event's name.
     pub(super) fn take(&mut self, event: &Event, name: Arc<str>, plan: Plan, place: Taking, now_ns: i64) -> Closed {
         self.last_heard_ns = now_ns;
         if self.exited_ns.take().is_some() {

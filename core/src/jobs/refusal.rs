@@ -5,7 +5,7 @@ use super::gpus::UnknownGpu;
 use crate::mesh::BadMesh;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Why an event is refused. The text names what is wrong; nothing else of the batch is lost with it.
+/// Why an event is refused. The text names what is wrong. The other events of the batch are not affected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message explains it")]
 pub enum Refusal {
@@ -72,7 +72,7 @@ impl Refusal {
         matches!(self, TooManyJobs(..) | TooManyRanks(..) | TooManySeries(..) | OverBudget { .. })
     }
 
-    /// Whether it is this of which there is no more.
+    /// Whether this resource is the one that is short.
     pub(super) fn is_over_budget_of(&self, of: Resource) -> bool {
         matches!(self, Refusal::OverBudget { resource, .. } if *resource == of)
     }

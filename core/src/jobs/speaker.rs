@@ -1,9 +1,9 @@
-//! Who speaks for a rank, as far as the daemon sees that one end: a connection, or a process that sends without one.
+//! The senders of a rank whose end the daemon can see: connections, and processes that send without one.
 //!
-//! A rank ends with the last of them. Who says a single thing, as a shell script does that starts a program for each mark,
-//! is not counted on: the program's end is not the job's.
+//! A rank ends with the last sender that is counted on. A sender is counted on once it has sent two events in a row: if a shell
+//! script starts a program for each mark, the end of a program is not the end of the job.
 
-/// Speakers of one rank that are counted on; of more, the oldest is forgotten.
+/// Maximum number of speakers of one rank that are counted on. Beyond it, the oldest is dropped.
 const MOST: usize = 8;
 
 /// A sender whose end may be the end of a rank.

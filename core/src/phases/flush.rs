@@ -10,7 +10,7 @@ use crate::clock::MILLISECOND_NS;
 const MIN_DROP_BYTES: u64 = 256 << 20;
 /// The smallest fall as a part of the usable memory: one in this many.
 const MIN_DROP_PART: u64 = 100;
-/// A fall is as fast as the driver can free: everything below its high within this time is one fall, nanoseconds.
+/// A fall must reach its minimum size within this time after the high, nanoseconds: a flush frees as fast as the driver can.
 const FALL_NS: i64 = 500 * MILLISECOND_NS;
 /// Half of the fall must have come back this soon after the low, nanoseconds: on an H200 an allocator that flushed had
 /// it back within 23 ms, and all within 90. What frees between two steps takes longer.
@@ -19,7 +19,7 @@ const REGROW_NS: i64 = 100 * MILLISECOND_NS;
 /// One fall and regrowth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flush {
-    /// When memory was at its low, nanoseconds of the timeline; the begin of a gap that hides it.
+    /// When memory was at its low, nanoseconds of the timeline. If a gap hides the low, the begin of the gap.
     pub trough_ns: i64,
     /// When half of the fall had come back.
     pub regrown_ns: i64,
@@ -47,14 +47,14 @@ impl FlushDetector {
             self.gap_since_ns.get_or_insert(at_ns);
             return None;
         };
-        // While memory is mapped the driver may answer nobody, so that a flush hides in a short gap; over a longer one
-        // nothing is concluded.
+        // While memory is mapped, the driver may not answer, so a short gap may hide a flush. Over a longer gap, nothing is
+        // concluded.
         let gap_since_ns = self.gap_since_ns.take();
         if gap_since_ns.is_some_and(|since_ns| at_ns - since_ns > REGROW_NS) {
             *self = Self::default();
         }
-        // What fell within a gap fell at its begin for all that is known: timed at its end, an ordinary release before it
-        // would look regrown at once.
+        // A fall within a gap is timed at the gap's begin. If it were timed at the end, an ordinary release within the gap would
+        // seem to regrow at once.
         let fell_ns = gap_since_ns.unwrap_or(at_ns);
         // The value held until this change: the high lasts until memory leaves it.
         let held_until = self.last.map(|(_, used_bytes)| (at_ns, used_bytes));

@@ -12,11 +12,11 @@ use crate::ring;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Memory that is not known this long after a phase ended will not be: the driver hangs, or the GPU is gone.
+/// How long a phase waits for memory to be known up to its end. After that, the driver hangs or the GPU is gone.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
 
-/// Phases that are joined with memory at once, which take some KiB each on a node of many GPUs; and how often at most in one
-/// turn, so that detectors have theirs.
+/// Phases that are joined with memory in one round, each of which takes some KiB on a node of many GPUs; and the maximum number
+/// of rounds in one turn, so that the detectors get to run.
 const AT_ONCE: usize = 512;
 const MOST_ROUNDS: usize = 8;
 
@@ -71,7 +71,7 @@ impl Join {
         (derived.recent_flushes.iter().skip(skipped).copied().collect(), derived.flushes)
     }
 
-    /// Lets the GPU at this position go on counting from what another state of it has counted.
+    /// Continues the counters of the GPU at this position from those of an earlier state of it.
     pub fn inherit(&self, gpu: usize, before: &Derived) {
         if let Some(derived) = self.derived.get(gpu) {
             let mut derived = derived.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +109,7 @@ impl Join {
             if ready.is_empty() {
                 return;
             }
-            // Nothing is held while rings are read: jobs go on meanwhile.
+            // No lock is held while rings are read, so that senders do not wait.
             let attribute = |ended| attribute(ended, &self.rings, &self.gpus, &self.uuids);
             let attributed: Vec<_> = ready.into_iter().map(attribute).collect();
             let mut log = ledger.ended();

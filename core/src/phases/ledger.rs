@@ -27,13 +27,13 @@ impl Ledger {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has ended. Never held while something is sent.
+    /// What has ended. Taking an annotation never needs this lock.
     pub fn ended(&self) -> MutexGuard<'_, Log> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on positions are those of these GPUs, by UUID. What has ended is forgotten if its positions would mean
-    /// others; returns whether they do.
+    /// Sets the GPUs that positions refer to, by UUID. If positions then refer to other GPUs than before, the log of ended phases
+    /// is cleared. Returns whether they do.
     pub fn set_devices(&self, devices: Vec<String>) -> bool {
         let mut open = self.open();
         let are_others = open.set_devices(devices);

@@ -1,9 +1,9 @@
 //! The log of what has ended, with its memory: for the API, spans, captures and detectors.
 //!
 //! Enters: attributed steps, phases and layers. Leaves: those since a number, or those of a job; and each rank's statistics.
-//! Steps and phases stand on one shelf, layers, of which a step has hundreds, on another, so that no layer pushes a phase
-//! out. Invariants: their number and their bytes are bounded; where room is needed, the owner that holds the most forgets its
-//! oldest, so that one that floods forgets its own. Absent on purpose: what is still open.
+//! Steps and phases are on one shelf and layers, of which a step has hundreds, on another, so that no layer displaces a phase.
+//! Invariants: the number and the bytes of entries are bounded; if room is needed, the owner with the most loses its oldest, so
+//! an owner that floods the log displaces its own entries. Absent on purpose: what is still open.
 
 use super::RankKey;
 use super::memory::{Attributed, PhaseMemory};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Bytes of one beside its attributes and its memory on GPUs, with what allocating it costs.
 const ENTRY_BYTES: usize = size_of::<Attributed>() + 96;
 
-/// What was found out of what ended: values of the label `outcome` of `highwater_phases_total`.
+/// Results of joining what ended with memory: values of the label `outcome` of `highwater_phases_total`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attributions {
     /// Memory was found for all of it.
@@ -115,7 +115,7 @@ impl Log {
         self.attributions
     }
 
-    /// Layers that ended and found no place among what is known of each.
+    /// Ended layers that are in no statistics, because the owner had no room for another layer.
     #[must_use]
     pub fn layers_unkept(&self) -> u64 {
         self.layers_unkept
@@ -165,7 +165,7 @@ impl Log {
         self.phases.has_job(job) || self.layers.has_job(job)
     }
 
-    /// Forgets all but the ranks' statistics.
+    /// Drops the ended phases and layers. The trail, the ranks' statistics and the counts stay.
     pub fn clear(&mut self) {
         self.phases.clear();
         self.layers.clear();
@@ -202,7 +202,7 @@ impl Shelf {
         let bytes = ENTRY_BYTES
             + attributed.gpus.capacity() * size_of::<PhaseMemory>()
             + attributed.ended.open.attributes.as_ref().map_or(0, weight);
-        // On the account for as long as anybody keeps it; here it counts for as long as it is on the shelf.
+        // The owner's account has these bytes until the last reader drops the entry. The shelf counts them while it keeps it.
         attributed.ended.open.held = account.as_ref().map(|account| account.hold(Resource::Ended, bytes));
         let entry = Entry { number: self.count, bytes, attributed: Arc::new(attributed) };
         self.entries.add(account.as_ref(), |entries| {
@@ -222,8 +222,8 @@ impl Shelf {
         self.numbered(count, self.entries.each().flat_map(|own| own.iter().skip(before(own, count))).collect())
     }
 
-    /// The same for one reader that takes `most` in all so far. Of an owner with more than its share the newest are left out, and
-    /// count as not kept.
+    /// Like [`since`](Self::since), for a reader that may take `most` in all of its calls so far; `given` has what it took. If an
+    /// owner has more than its share, its newest are left out, and count as not kept.
     #[must_use]
     pub fn some_since(&self, count: u64, given: &mut Given, most: usize) -> (Vec<Arc<Attributed>>, u64) {
         let wants = self.entries.each_of().map(|(whose, own)| (whose, own.len() - before(own, count)));

@@ -1,4 +1,4 @@
-//! One ended phase, GPU by GPU.
+//! The memory of one ended step, phase or layer on each GPU of its rank.
 
 use super::pressure::THRESHOLDS;
 use crate::gpu::{GpuState, Usage};
@@ -23,8 +23,8 @@ pub struct PhaseMemory {
     pub mean_bytes: Option<f64>,
     /// The largest fall from a high to a later low.
     pub drop_bytes: Option<u64>,
-    /// Time above each of [`THRESHOLDS`] of the usable memory, nanoseconds; `None` where the GPU's size, or its memory
-    /// during all of the phase, is not known.
+    /// Time at or above each of [`THRESHOLDS`] of the usable memory, nanoseconds; `None` if the GPU's size is not known, or its
+    /// memory at no time of the phase.
     pub above_ns: Option<[i64; THRESHOLDS.len()]>,
     /// Time of which nothing is known, nanoseconds.
     pub gap_ns: i64,
@@ -110,7 +110,7 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
         above_ns,
         gap_ns: summary.gap_ns + (from_ns - begin_ns) + (end_ns - to_ns),
         usage,
-        // An allocator cannot hold more than its process has: then the two were not read of the same moment.
+        // An allocator cannot hold more than its process has. If it seems to, the two values are from different moments.
         outside_allocator_bytes: process_bytes.zip(reserved_bytes).and_then(|(has, holds)| has.checked_sub(holds)),
     }
 }

@@ -1,4 +1,4 @@
-//! Time spent near full, exact over any range because it only ever adds up.
+//! Counters of the time that memory was near full: their differences are exact over any interval.
 
 use crate::ring;
 

@@ -75,7 +75,7 @@ impl RankStats {
     /// Adds one that ended; returns whether there was room for it.
     pub(super) fn record(&mut self, attributed: &Attributed) -> bool {
         let ended = &attributed.ended;
-        // An allocator's counters are of one GPU: of several, nobody knows which.
+        // An allocator's counters are of one GPU. If the rank has several, it is not known of which.
         if let [one] = attributed.gpus.as_slice()
             && let Some(bytes) = one.outside_allocator_bytes
         {
@@ -256,7 +256,7 @@ const SLOT_NS: i64 = 250 * MILLISECOND_NS;
 
 impl RecentMax {
     fn push(&mut self, at_ns: i64, value: u64) {
-        // A late one counts as of now: it stays in the window a little longer, and is never lost.
+        // A value that arrives late counts at the time of the last one: it stays in the window a little longer, and is not lost.
         let at_ns = self.falling.back().map_or(at_ns, |(last_ns, _)| at_ns.max(*last_ns));
         while self.falling.back().is_some_and(|(_, last)| *last <= value) {
             self.falling.pop_back();

@@ -1,4 +1,4 @@
-//! Steps and phases of the last minutes, small: what a chart draws below the memory that the rings keep.
+//! A compact log of the steps and phases of the last minutes, which charts draw below the memory that the rings keep.
 //!
 //! Enters: each step and phase that has ended. Leaves: those of an interval. Invariants: the bytes are bounded and shared
 //! among owners: the owner with the most loses its oldest first; times are exact to the microsecond, peaks are rounded
@@ -56,7 +56,7 @@ pub struct Trail {
 #[derive(Debug, Clone, Default)]
 pub struct TrailBlock {
     encoded: Vec<u8>,
-    /// Jobs with ranks, and kinds with names, by their position in the code.
+    /// Jobs with ranks, and kinds with names. Encoded spans refer to them by position.
     ranks: Vec<(JobId, u32)>,
     names: Vec<(Kind, Arc<str>)>,
     bytes: usize,

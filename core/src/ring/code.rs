@@ -17,7 +17,7 @@
 //! | `111111` + 64 | the distance itself | `111110` + 64 | the value itself |
 //! | | | `111111` | a gap begins |
 //!
-//! The time's widths are for a resolution of 1 µs; a finer one adds the bits that it adds to the same deviation.
+//! The widths of times are for a resolution of 1 µs. A finer resolution widens them by the bits that a deviation gains.
 //!
 //! Words that no encoder wrote decode to other numbers, never to a panic: every sum wraps around.
 
@@ -237,8 +237,8 @@ impl Coder {
         (self.front + rank) % PLACES
     }
 
-    /// Moves a difference from its rank to the front, or puts a new one there. A new one moves no other: the many
-    /// of a trace without repetitions cost one write each.
+    /// Moves a difference from its rank to the front, or adds a new one there. Adding one moves no other, so that each difference
+    /// of a trace without repetitions costs one write.
     #[inline]
     fn remember(&mut self, steps: i32, rank: Option<usize>) {
         match rank {

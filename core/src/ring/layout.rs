@@ -9,8 +9,9 @@ use super::{
     summary::{PART_WORDS, Part},
 };
 
-/// Most data words that a block may have. A reader copies them to its stack and decodes what lies before an interval:
-/// more make every query dearer, fewer take memory for headers: with 300 a recorded job takes over 0.05 bytes a sample.
+/// Maximum number of data words of a block. A reader copies them to its stack and decodes what lies before an interval, so more
+/// words make every query more expensive. Fewer words need more memory for headers: with 300, a recorded job takes over 0.05
+/// bytes a sample.
 pub(super) const MAX_DATA_WORDS: usize = 371;
 /// Change points from one mark to the next.
 const MARK_EVERY: u32 = 32;
@@ -19,7 +20,7 @@ const MARKS: usize = 64;
 /// log2 of how many nodes of one level the next one folds into one.
 const FANOUT_SHIFT: u32 = 3;
 
-/// Bytes of the store itself, beside what it allocates: `store` holds itself to it.
+/// Maximum bytes of the `Store` itself, without its allocations. `store` asserts it.
 pub(super) const STORE_BYTES: usize = 256;
 
 /// Words of a block's content before its data.

@@ -73,7 +73,7 @@ pub struct Config {
     pub resolution_ns: i64,
 }
 
-/// A ring cannot be made so.
+/// Why a ring cannot be made with a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The cap is too small for any ring.
@@ -101,7 +101,7 @@ pub enum PushError {
         /// The earliest time that is taken, nanoseconds.
         not_before_ns: i64,
     },
-    /// Its time is before 1824 or after 2115.
+    /// Its time is 2^62 ns (146 years) or more away from 1970.
     #[error("{at_ns} ns is not a time that can be kept")]
     OutOfRange {
         /// The time, nanoseconds.
@@ -109,7 +109,7 @@ pub enum PushError {
     },
 }
 
-/// An interval cannot be answered.
+/// Why a query cannot be answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// It begins before what is kept, or the writer used its memory again while it was read.
@@ -118,8 +118,8 @@ pub enum QueryError {
         /// The oldest time that can be asked for, nanoseconds: later than the interval's begin.
         oldest_ns: i64,
     },
-    /// It ends after the newest reading: not known yet. It comes after [`QueryError::Overtaken`], so that nobody
-    /// waits for the end of an interval whose begin is lost.
+    /// The interval ends after the newest reading. [`QueryError::Overtaken`] is checked first, so that no caller waits for the
+    /// end of an interval whose begin is lost.
     #[error("only times up to {newest_ns} ns are known yet")]
     Ahead {
         /// Time of the newest reading, nanoseconds.

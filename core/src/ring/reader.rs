@@ -1,8 +1,8 @@
 //! Questions to a ring: any number of readers, none of which the writer notices.
 //!
 //! A reader is wait-free as well: it tries a walk twice at most. If the writer overtook it, the interval's begin is no longer
-//! kept, and that is the answer. Of changes at one and the same time, which the writer is just making, one answer
-//! may have more than the next.
+//! kept, and the query returns [`QueryError::Overtaken`]. While the writer makes several changes at one and the same time,
+//! queries may differ in how many of them they return.
 
 use super::{
     QueryError,
@@ -34,8 +34,8 @@ impl Reader {
         (newest_ns != NEVER_NS).then_some(newest_ns)
     }
 
-    /// The oldest time that can still be asked for, nanoseconds; `None` before the first reading. The retention
-    /// before the newest reading, or later where less was written so far or fits the memory.
+    /// The oldest time that can still be asked for, nanoseconds; `None` before the first reading. It is the newest time minus the
+    /// retention, or later if less has been written or fits into the memory.
     #[must_use]
     pub fn oldest_ns(&self) -> Option<i64> {
         self.newest_ns().map(|newest_ns| self.oldest_before(newest_ns))
@@ -73,8 +73,8 @@ impl Reader {
         self.query(at_ns, at_ns, Held(None)).map(|held| held.0)
     }
 
-    /// The value that was known last at a time, bytes: where a gap begins at that very time, which is that of the last
-    /// good reading, the value before it. `None` within a gap.
+    /// The last known value at a time, bytes. If a gap begins at that very time, which is then the time of the last good reading,
+    /// it is the value before the gap. `None` within a gap.
     ///
     /// # Errors
     /// See [`QueryError`].
@@ -90,8 +90,8 @@ impl Reader {
         self.fold(from_ns, to_ns, scan)
     }
 
-    /// As [`summary`](Self::summary), with what changed at the very end too: of an interval that ends at the newest
-    /// reading that reading counts, although nothing is known to have held it for any time.
+    /// Like [`summary`](Self::summary), but with changes at the very end. So the newest reading counts in an interval that ends
+    /// at it, although its value has been held for no time yet.
     ///
     /// # Errors
     /// See [`QueryError`].
@@ -154,10 +154,9 @@ impl Reader {
         Ok((both.thinner.into_points(), both.folded.summary(from_ns, to_ns)))
     }
 
-    /// Asks `question` for the interval from `from_ns`, or from the oldest time that is kept if that is later; returns the
-    /// begin that was asked for, with the answer. The oldest time moves with each reading, so that a begin that was kept
-    /// when a caller looked may have expired when it asks: then the question is asked again from a later begin, by more
-    /// each time.
+    /// Asks `question` for the interval from `from_ns`, or from the oldest kept time if that is later. Returns the begin that was
+    /// used, with the answer. The oldest time moves with each reading, so a begin may expire before the question is answered. The
+    /// question is then asked again from a later begin, with a lead that doubles each time.
     ///
     /// # Errors
     /// Those of the question; [`QueryError::Overtaken`] only if nothing of the interval up to `to_ns` is kept.
@@ -183,8 +182,8 @@ impl Reader {
         }
     }
 
-    /// The value held just before the begin, returned as a point at the begin, and every change from the begin up to the end, both
-    /// included. If a gap begins at the very time of a reading, both are returned: the reading was good.
+    /// The value held just before the begin, as a point at the begin, and every change from the begin to the end, both included.
+    /// If a gap begins at the very time of a reading, both are returned: the reading was good.
     ///
     /// # Errors
     /// See [`QueryError`].
@@ -192,8 +191,8 @@ impl Reader {
         Ok(self.walk(from_ns, to_ns, Changes { from_ns, points: Vec::new() }, scan_from)?.points)
     }
 
-    /// The value held at a time and every change after it, up to and including the end: what follows on
-    /// [`changes_from`](Self::changes_from) or this.
+    /// The value held at a time and every change after it, up to and including the end: the continuation of an earlier
+    /// [`changes_from`](Self::changes_from) or of this.
     ///
     /// # Errors
     /// See [`QueryError`].
@@ -224,7 +223,7 @@ impl Reader {
         }
     }
 
-    /// Whether an interval can be answered; if so, the newest time, up to which everything is then to be seen.
+    /// Checks that a query for an interval can be answered. Returns the newest time, up to which the walk then sees all changes.
     fn check(&self, from_ns: i64, to_ns: i64) -> Result<i64, QueryError> {
         if from_ns > to_ns {
             return Err(QueryError::Reversed);

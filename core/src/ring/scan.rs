@@ -1,8 +1,8 @@
 //! The walk over an interval: whole blocks and nodes where the tree has them, single values at the edges.
 //!
-//! Every query is one walk with its own [`Sink`]. Of the time since the last change point nothing is decoded. Otherwise the
-//! two blocks in which the interval begins and ends are decoded, the first from a mark on where it has one, and those that
-//! the sink wants to see into; of the others the tree's parts are enough.
+//! Every query is one walk with its own [`Sink`]. An interval after the last change point decodes nothing. Otherwise the walk
+//! decodes the two blocks in which the interval begins and ends, the first one from a mark on if it has one, and the blocks
+//! whose part the sink refuses. For all other blocks, the parts in the tree suffice.
 
 use super::{
     store::{BlockPoints, Store},
@@ -19,7 +19,7 @@ pub(super) trait Sink {
     fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>);
 }
 
-/// Which change points of a block count: those in the open interval; the value held at its begin leads.
+/// Which change points of a block count: those after `after_ns` and before `before_ns`. The value held at `after_ns` comes first.
 #[derive(Clone, Copy)]
 struct Edges {
     after_ns: i64,
@@ -55,17 +55,18 @@ pub(super) fn scan_from(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl
         return Some(());
     }
     let blocks = store.tail_and_head();
-    // Where the interval begins with a block, the one before it may be lost, or be lost meanwhile. Blocks are lost in their
-    // order, so that a walk that had handed something over when it was overtaken cannot go on from the later one.
+    // If the interval begins with a block, the block before may be lost, or get lost during the walk. Then the walk is tried from
+    // the later block. Blocks are lost in order: if the first walk handed something to the sink before it was overtaken, the
+    // later block is lost as well, so the sink gets nothing twice.
     [after_ns, from_ns].into_iter().find_map(|latest_ns| {
         let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= latest_ns)?;
         walk_from(store, first..blocks.end, after_ns, through(to_ns), sink)
     })
 }
 
-/// Hands the value of an interval in which nothing changed to the sink, if nothing has changed since its begin. What the
-/// writer does meanwhile is not earlier than the newest reading that the reader saw, and so than the interval's end: it is
-/// as if it came after the question.
+/// If the value has not changed since the interval's begin, hands it to the sink and returns true. A change that the writer makes
+/// meanwhile is not earlier than the newest reading that the reader saw, and so not earlier than the interval's end: the answer
+/// is as if the change came after the query.
 fn since_the_last(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> bool {
     let last = store.last().filter(|(at_ns, _)| *at_ns <= from_ns);
     if let Some((_, used_bytes)) = last {

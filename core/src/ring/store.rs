@@ -59,7 +59,7 @@ pub(super) struct Store {
     nodes: Box<[AtomicU64]>,
 }
 
-// The models have atomics of another size.
+// Loom's atomics have another size.
 #[cfg(not(highwater_loom))]
 const _: () = assert!(size_of::<Store>() <= super::layout::STORE_BYTES);
 
@@ -151,7 +151,7 @@ impl Iterator for BlockPoints<'_> {
         if self.bits.position() >= self.length_bits {
             return None;
         }
-        // Words that no encoder wrote may say any time. A check here would cost each query a twentieth.
+        // Words that no encoder wrote may decode to any time. A check here would make each query 5 % slower.
         let distance_ns = self.coder.decode_time(&mut self.bits).wrapping_mul(self.resolution_ns);
         self.at_ns = self.at_ns.wrapping_add(distance_ns);
         Some((self.at_ns, self.coder.decode_value(&mut self.bits)))
@@ -230,7 +230,7 @@ impl Store {
         self.block(self.slot(id)).0.read(id + 1, |content| content[BEGIN].load(Ordering::Relaxed).cast_signed())
     }
 
-    /// Copies a block out, of its data what lies from this bit on; `None` if it is no longer kept.
+    /// Copies a block, with its data from this bit on; `None` if it is no longer kept.
     pub(super) fn copy(&self, id: u64, from_bit: u32) -> Option<Copied> {
         self.block(self.slot(id)).0.read(id + 1, |content| {
             let state = content[STATE].load(Ordering::Acquire);

@@ -32,7 +32,7 @@ impl Part {
     pub(super) const NOTHING: Self =
         Self { known_ns: 0, area: 0, min: u64::MAX, max: 0, max_after_min: 0, fall: 0, trough: 0, max_after_trough: 0 };
 
-    /// Whether no value at all was seen, not even for no time.
+    /// Whether there was no value at all, not even one that was held for 0 ns.
     pub(super) fn is_nothing(&self) -> bool {
         self.min > self.max
     }

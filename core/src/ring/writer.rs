@@ -14,8 +14,8 @@ const LIMIT_NS: i64 = 1 << 62;
 /// How many blocks that are past the retention one change point gives back at most: about a microsecond of work.
 const MOST_PAST_BLOCKS: usize = 64;
 
-/// Writes one GPU's readings; there is exactly one for a ring. What a reading without a change needs comes first, side by side:
-/// a thread that has slept finds it in no cache.
+/// Writes one GPU's readings; there is exactly one for a ring. The fields that an unchanged reading needs come first, next to
+/// each other, because after a sleep each cache line has to be loaded again.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Writer {
@@ -191,11 +191,11 @@ impl Writer {
         if self.free_slots.is_empty() {
             self.drop_oldest();
         }
-        // Dropping the oldest block has put its slot there: the first one serves only for a ring of no blocks.
+        // Dropping the oldest block has put its slot there. Slot 0 would be used only in a ring without blocks, which cannot be.
         self.free_slots.pop().unwrap_or(0)
     }
 
-    /// Whether the oldest block ends before all that may still be asked for.
+    /// Whether the oldest block ends before the retention begins.
     fn oldest_is_past(&self, next_id: u64) -> bool {
         let second = self.store.tail.load(Ordering::Relaxed) + 1;
         second < next_id && self.block(second).begin_ns() <= self.newest_ns.saturating_sub(self.store.retention_ns)
@@ -215,7 +215,7 @@ impl Writer {
 }
 
 impl Open {
-    /// The value held since the last change point was held until here.
+    /// Adds the value held since the last change point, with its time until `until_ns`, to the block's part.
     fn hold(&mut self, held: Option<u64>, until_ns: i64) {
         if let Some(used_bytes) = held {
             self.part.hold(used_bytes, until_ns - self.at_ns);

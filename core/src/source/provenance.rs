@@ -1,9 +1,9 @@
-//! Whether readings are of GPUs, or simulated or replayed: data that are not of GPUs now say so wherever they are shown.
+//! The origin of readings: simulated and replayed data are marked as such wherever they are shown.
 //!
 //! Enters: the description of a source, as daemons and recordings have it. Leaves: a sentence for people, and a flag for
 //! programs.
 
-/// How the description of a replay goes on whose recording was simulated.
+/// Separates the path from the simulation in the description of a replay whose recording was simulated.
 pub const RECORDED_FROM: &str = " of ";
 
 /// Whether no GPU was read: a simulation, or the replay of one.
@@ -12,7 +12,7 @@ pub fn is_simulated(source: &str) -> bool {
     simulation(source).is_some()
 }
 
-/// What to say of readings that are not of GPUs now; `None` of those that are.
+/// The notice for readings that do not come from GPUs now; `None` for readings that do.
 #[must_use]
 pub fn notice(source: &str) -> Option<String> {
     let replayed = source.strip_prefix("replay:");

@@ -137,7 +137,8 @@ impl Folder {
         self.create(name)
     }
 
-    /// Takes a lock that ends with the process. The file is created if it is missing, and never written to.
+    /// Takes a lock that lasts until the returned descriptor is closed, at the latest when the process ends. Creates the file
+    /// if it is missing, and never writes to it.
     ///
     /// # Errors
     /// With `taken` if another process holds the lock; if the name belongs to something other than a file of this

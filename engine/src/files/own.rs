@@ -8,9 +8,9 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The longest path in which a socket of any name that the daemon gives one can be bound: the kernel has room for 108 bytes.
+/// Maximum length of the folder's path. The kernel limits the path of a socket to 108 bytes; the rest is for the socket's name.
 const MOST_PATH_BYTES: usize = 80;
-/// A folder that is older, and that nobody has locked, is left over of a process that was killed.
+/// A folder that is older than this and not locked was left by a process that was killed.
 const LEFT_OVER: Duration = Duration::from_secs(60);
 
 /// The folder. It is removed with its contents when this is dropped.
@@ -23,11 +23,11 @@ pub struct OwnFolder {
 
 impl OwnFolder {
     /// Creates a folder named `PREFIX-` and an unpredictable suffix, in which sockets can be bound: below `$XDG_RUNTIME_DIR` if
-    /// that belongs to this user, else in the folder for temporary files, else in `/tmp`. Removes those that processes of this
-    /// user have left there that were killed.
+    /// that belongs to this user, else in the folder for temporary files, else in `/tmp`. Removes folders there that killed
+    /// processes of this user have left.
     ///
     /// # Errors
-    /// If it cannot be made in any of them: why not in the first.
+    /// If it can be made in none of them. The error is that of the first.
     pub fn make(prefix: &str) -> io::Result<Self> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| is_ours(path));
         Self::make_in_one(runtime.into_iter().chain([std::env::temp_dir(), PathBuf::from("/tmp")]), prefix)

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 
 /// Refusals listed in one answer; further ones are only counted.
 pub(super) const MOST_LISTED: usize = 100;
-/// The same in a reply, which the kernel keeps until its sender reads it: one of each reason, and no more than fit.
+/// Maximum bytes of a reply on the seqpacket socket, which the kernel keeps until the sender reads it. A reply lists the first
+/// refusal of each reason, as many as fit.
 pub(super) const MOST_REPLY_BYTES: usize = 2 << 10;
-/// How an event asks for a reply, as clients write it: if it was refused before it was parsed, this is looked for.
+/// The text with which clients ask for a reply. It is searched for if an event was refused before it was parsed.
 const ASKS: &[u8] = br#""answer":true"#;
 
 /// The answer to one batch.

@@ -31,7 +31,7 @@ struct Taking<'a> {
     arrival: Arrival,
     window: Window,
     answer: Answer,
-    /// Events that were refused unread after too many others: for their rate, and as malformed.
+    /// Events that were refused unread: because the rate was exceeded, and because too many others were malformed.
     unseen: (u64, u64),
     is_over_rate: bool,
     malformed: usize,
@@ -137,7 +137,7 @@ impl Taking<'_> {
         }
     }
 
-    /// Keeps an event until those with earlier times have arrived, or there is no more room.
+    /// Keeps an event, to be sorted by time with others, until the body ends or there is no more room.
     fn wait(&mut self, index: usize, annotation: Annotation) {
         let bytes = size_of::<(usize, Annotation)>() + annotation.weight();
         let batched = self.intake.batched_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! The Unix datagram socket: one event per line, several lines per datagram, no answer.
 //!
-//! An annotation may cost a training loop only microseconds, so the sender never waits for the daemon; refusals are
-//! counted and, a few times a minute, logged. The kernel identifies the sender's process, through which its GPU is
-//! found, and whose end ends its ranks. All senders share one queue of `net.unix.max_dgram_qlen` datagrams, 10 on many
-//! systems: a sender that finds it full waits, or loses the datagram and reports that in the next one.
+//! An annotation may cost a training loop only microseconds, so the daemon sends no answer. Refusals are counted and, a few
+//! times a minute, logged. The kernel reports the sender's process. The daemon finds the GPU through it, and ends its ranks
+//! when it ends. All senders share one queue of `net.unix.max_dgram_qlen` datagrams, 10 on many systems. A sender that
+//! finds it full waits, or loses the datagram and reports the loss in the next one.
 
 use super::Intake;
 use super::ends::Ends;

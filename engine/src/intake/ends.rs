@@ -113,7 +113,7 @@ impl Intake {
         }
     }
 
-    /// Ends the ranks that a process held which has ended.
+    /// Ends the ranks that an ended process held.
     pub(super) fn end_process(&self, jobs: &mut Jobs, pid: u32, at_ns: i64) {
         for (event, account) in jobs.end_held_by(pid, at_ns) {
             self.log.note(&event, &account, at_ns);
@@ -121,7 +121,7 @@ impl Intake {
     }
 }
 
-/// Whether a process runs. One of which the system cannot tell does.
+/// Whether a process runs; true if the system does not say.
 pub(super) fn is_running(pid: u32) -> bool {
     let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
     match pidfd_open(process, PidfdFlags::empty()) {

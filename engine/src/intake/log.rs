@@ -1,10 +1,10 @@
 //! The last events as they were taken, so that a recording can contain what jobs sent before it began.
 //!
-//! Enters: each accepted event, from any endpoint, with its sender's account. Leaves: the kept ones, each owner's in the
-//! order in which they were taken. Invariants: the bytes are limited, whatever jobs send, with those that only a reader has
-//! left; where room is needed, the owner with the most bytes loses its oldest; recording an event copies some 70 bytes under a lock that a reader holds no longer
-//! than it takes to count the blocks; the number of dropped events follows from the numbers. Absent on purpose: refused
-//! events, and records of layers, of which recordings contain whole profiles.
+//! Enters: each accepted event, from any endpoint, with its sender's account. Leaves: the kept events, each owner's in the
+//! order in which they were taken. Invariants: the bytes are limited, including those that only a reader still holds; if
+//! room is needed, the owner with the most bytes loses its oldest block; recording an event copies some 70 bytes under a
+//! lock, which a reader holds while it decodes at most two blocks of each owner; event numbers show how many events were
+//! dropped. Absent on purpose: refused events, and records of layers, because recordings contain whole profiles.
 
 pub(super) mod code;
 
@@ -21,7 +21,7 @@ const BLOCK_BYTES: usize = 32 << 10;
 /// log has less room by these bytes.
 const TAKEN_BYTES: usize = 1 << 20;
 
-/// Most events need less than this: the room that there is for the next one of a block.
+/// Minimum spare capacity for the next event of a block, bytes. Most events need less.
 const EVENT_BYTES: usize = 512;
 
 /// How much is kept.
@@ -45,17 +45,17 @@ struct Inner {
     kept: Shares<Block>,
     /// Events recorded so far: the number of the next one.
     count: u64,
-    /// When the newest of those arrived that are no longer kept, nanoseconds of the timeline.
+    /// When the newest event arrived that is no longer kept, nanoseconds of the timeline.
     dropped_ns: Option<i64>,
     lent: Lent,
 }
 
-/// Bytes of which only a reader has the last reference.
+/// Bytes that are no longer in the log and that a reader still references.
 #[derive(Debug, Default)]
 struct Lent(Vec<Weak<Vec<u8>>>);
 
 impl Lent {
-    /// Bytes that the log has no longer, or is about to change: if a reader has them too, they stay.
+    /// Notes bytes that the log has dropped or is about to change. They stay in memory while a reader references them.
     fn note(&mut self, bytes: &Arc<Vec<u8>>) {
         if Arc::strong_count(bytes) > 1 {
             self.0.retain(|lent| lent.strong_count() > 0);
@@ -77,9 +77,9 @@ struct Block {
     count: u64,
     /// When its last event arrived, nanoseconds of the timeline.
     arrived_ns: i64,
-    /// The most that the bytes had room for.
+    /// Largest capacity of `bytes` so far.
     room: usize,
-    /// What a reader looks at is not changed any more.
+    /// Copied before a change if a reader references it.
     bytes: Arc<Vec<u8>>,
 }
 
@@ -108,10 +108,10 @@ struct Own {
     blocks: VecDeque<Block>,
     /// The number after the last requested one, which may be within the last block.
     until: u64,
-    /// Of the first block, how many bytes and how many events come before the requested ones, and the number before these.
+    /// Bytes and events of the first block that come before the requested ones, and the number from which theirs count on.
     skip: (usize, u64),
     before: u64,
-    /// Bytes of them that there is a share for.
+    /// Maximum bytes of them that the reader gets.
     share: usize,
 }
 
@@ -165,9 +165,9 @@ impl EventLog {
         Extent { from, next: inner.count, kept }
     }
 
-    /// The kept events of an extent, each with its number, for one reader that takes `most_bytes` in all so far. They are in the
-    /// order of their numbers within each owner and, roughly, among owners. Of an owner with more than its share, the newest are
-    /// left out. While it reads, the reader holds about a mebibyte of them.
+    /// The kept events of an extent, each with its number: in order within each owner and, roughly, among owners. The reader gets
+    /// at most `most_bytes`, including what it got before according to `given`. If an owner has more than its share, its newest
+    /// events are left out. While it reads, the reader holds about a mebibyte.
     pub fn read(&self, extent: Extent, given: &mut Given, most_bytes: usize) -> impl Iterator<Item = (u64, Event)> {
         let mut next = extent.from;
         let taken = std::iter::from_fn(move || {
@@ -234,8 +234,8 @@ impl Inner {
         kept.forget_old(|block| block.arrived_ns < oldest_ns, dropped);
     }
 
-    /// The number up to which the events from the first of `numbers` on are in blocks of at most `most_bytes` together. At
-    /// least one block is included.
+    /// Shortens `numbers` so that the blocks of their events have at most `most_bytes` together, or are a single block. Returns
+    /// the new end.
     fn first_of(&self, numbers: &Range<u64>, most_bytes: usize) -> u64 {
         let blocks = self.kept.each_of().flat_map(|(_, own)| own);
         let mut blocks: Vec<_> =
@@ -289,7 +289,7 @@ impl Block {
         self.numbers.0 < numbers.end && self.numbers.1 >= numbers.start
     }
 
-    /// Before its first event with this number or a higher one: bytes, events, and the last number.
+    /// Bytes and events before the first event with number `from` or higher, and the number from which later ones count on.
     fn place_of(&self, from: u64) -> ((usize, u64), u64) {
         if self.numbers.1 < from {
             return ((self.bytes.len(), self.count), self.numbers.1);

@@ -382,7 +382,7 @@ impl Intake {
         self.unlinked.drain(container, |parked| match parked {
             Parked::Event { annotation, arrival, held } => {
                 drop(held);
-                // Its owner is known better now.
+                // The sender may belong to another account now, because its pod is known.
                 let arrival = Arrival { account: self.account_of(&arrival.sender), ..arrival };
                 self.has_been_taken(self.check_unless_parked(annotation, &arrival), &arrival);
             }
@@ -398,7 +398,7 @@ impl Intake {
         }
     }
 
-    /// Notes that a speaker has ended, after what it sent before. `pid` is its process, `held` what it held.
+    /// Ends a speaker once all that it sent before has been taken. `pid` is its process, `held` its reservation.
     fn has_ended_behind(&self, pid: Option<u32>, speaker: Speaker, held: Option<Reservation>) {
         let Some(pid) = pid else { return self.has_ended(speaker) };
         let mut end = Parked::End { pid, speaker, _held: held };
@@ -436,7 +436,7 @@ impl Intake {
         let behind = || self.places.container_id(arrival.sender.pid?, arrival.live_ns);
         let Some(container) = awaited.cloned().or_else(behind) else { return Some(raw) };
         if let Some(pid) = arrival.sender.pid {
-            // What its environment says is needed later, and the process may end before the link is there.
+            // Its environment is needed later. It is read now, because the process may end before its container is linked.
             self.peers.ask(pid, &arrival.account, arrival.live_ns, &mut None);
         }
         let (account, bytes) = (&arrival.account, size_of::<Parked>() + raw.weight());
@@ -450,7 +450,7 @@ impl Intake {
         } else {
             raw
         };
-        // There is no room for more: nothing of the container waits any longer, so that this does not overtake it.
+        // There is no room to park the event. All parked events of the container are taken first, so that it overtakes none.
         self.places.stop_waiting(&container);
         self.take_unlinked(&container);
         Some(raw)
@@ -478,8 +478,8 @@ impl Intake {
         let (taken, mut gpus, search) = {
             let mut jobs = self.jobs();
             if !self.are_still(devices) {
-                // Its positions refer to the previous devices: they are dropped, as without a source, until it names
-                // them again.
+                // The event's GPU positions refer to the previous devices, so they are dropped, as if there were no source. The
+                // rank's next event that names GPUs sets them again.
                 event.gpus = None;
             }
             let taken = match jobs.take(&event, account, now_ns) {
@@ -532,7 +532,8 @@ impl Intake {
         Ok(Accepted { outcome, apart: is_apart.then(|| Arc::clone(taken.job.name())) })
     }
 
-    /// Takes an event for a rank that another process holds: if that still runs, the sender is kept apart.
+    /// Takes an event for a rank that another process holds. If that process still runs, the sender's events go to a job of
+    /// their own.
     fn take_contested(
         &self,
         jobs: &mut Jobs,
@@ -576,7 +577,7 @@ impl Intake {
     /// The job and rank of a process that does not name them in its events.
     fn job_of(&self, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> (Option<String>, Option<u32>) {
         let Some(peer) = peer else { return (None, None) };
-        // If the environment could not be read, it may still name the job, and would name the rank.
+        // Without the environment, the pod's name is not used: the environment may name another job, and the rank.
         let of_pod = || match &arrival.account.owner {
             Owner::User { within: Within::Pod(pod), .. } if peer.is_read => {
                 Some(format!("{}/{}", pod.namespace, pod.name))
@@ -602,7 +603,7 @@ impl Intake {
         let now_ns = self.live.now_ns();
         let peer = match pid.map(|pid| self.peers.ask(pid, account, now_ns, &mut None)) {
             Some(LookupOutcome::Known(peer)) => Peer::clone(&peer),
-            // It is searched again once its process has been read.
+            // The search is repeated once the process has been read, or, if the queue is full, at the rank's next event.
             Some(LookupOutcome::Later | LookupOutcome::Full) => return None,
             None => Peer::default(),
         };
@@ -651,6 +652,5 @@ enum Parked {
     },
 }
 
-/// Exports the counts under the catalogue's names.
 #[cfg(test)]
 mod tests;

@@ -27,12 +27,12 @@ use std::time::{Duration, Instant};
 const BACKLOG: i32 = 128;
 /// Bytes read per account in one round, over all of its connections. A message that has begun is read completely.
 const AT_ONCE: usize = 64 << 10;
-/// The least that a message counts, bytes.
+/// Minimum number of bytes that a message counts towards [`AT_ONCE`].
 const LEAST: usize = 1 << 10;
-/// Connections that are served in one round, and the most that are accepted in it.
+/// Maximum number of connections that are served in one round, and that are accepted in one.
 const EVENTS: usize = 64;
-/// What the kernel keeps of a sender's replies, bytes; it takes as much again for itself. A sender that does not read
-/// them loses the next ones, and costs no more than this.
+/// Send buffer for a sender's replies, bytes; the kernel doubles it for its bookkeeping. A sender that does not read its replies
+/// loses further ones, and costs no more memory than this.
 const REPLIES: usize = 4 * MOST_REPLY_BYTES;
 /// How long a round waits at most. This is also the longest that the thread delays a shutdown if [`Listener::close`]
 /// does not wake it.
@@ -41,7 +41,7 @@ const WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 const WAIT_PAUSED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long accepting pauses after the system could not provide a descriptor.
 const RETRY: Duration = Duration::from_millis(100);
-/// How often it is checked whether the id of a sender's process is still that process's.
+/// Interval of the checks that the process id of a sender was not reused.
 const CHECK: Duration = Duration::from_millis(100);
 /// The number of the listener in epoll; connections have others.
 const LISTENER: u64 = 0;
@@ -58,7 +58,8 @@ pub struct Listener {
 struct Connection {
     socket: OwnedFd,
     sender: Sender,
-    /// When it was accepted, ticks since boot: whatever started later is not the sender's process. And when that was checked.
+    /// When it was accepted, in ticks since boot, and when its process was last checked. A process with the sender's id that
+    /// started later is another one.
     accepted: (u64, Instant),
     account: Arc<Account>,
     /// Whether the memory for its replies is bounded.
@@ -224,8 +225,8 @@ enum After {
 }
 
 impl Connection {
-    /// Forgets the sender's process once its id is another's: a connection may outlive its process, and what is known of the
-    /// other one is not the sender's.
+    /// Clears the sender's process once another process has its id. A connection may outlive its process, and the other
+    /// process's environment and pod are not the sender's.
     fn check_process(&mut self, intake: &Intake) {
         let (accepted, checked) = self.accepted;
         if let Some(pid) = self.sender.pid
@@ -287,8 +288,8 @@ pub fn path_beside(datagrams: &Path) -> PathBuf {
     path.into()
 }
 
-/// The process and user that connected. Not with rustix, which takes 0, for a process of another namespace, as a
-/// process id.
+/// The process and user that connected. Does not use rustix, which takes a process id of 0 (a process of another namespace)
+/// for a valid one.
 fn credentials(socket: &OwnedFd) -> io::Result<Sender> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;

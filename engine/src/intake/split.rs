@@ -36,7 +36,7 @@ pub(super) struct Splitter {
     /// Whether the body is an array, and whether that has ended.
     in_array: bool,
     array_ended: bool,
-    /// Brackets that are open in the event, and which of the innermost 64 of them are an array's, the last one lowest.
+    /// Number of open brackets in the event, and one bit for each of the innermost 64: 1 for an array, the innermost lowest.
     depth: u32,
     arrays: u64,
     in_string: bool,

@@ -1,10 +1,10 @@
-//! Events from containers that the kubelet has started and not linked yet: they wait until it is known whose they are.
+//! Holds events from containers that the kubelet has started but not yet linked, until their pod is known.
 //!
-//! The kubelet links a container's log just after the container has started, so a job that sends at once is early. Its
-//! pod names a job without a name, and is part of its owner: taken before the link, such events would be refused, or
-//! belong to an owner of their own. Enters: events of one container, and the ends of its connections. Leaves: the same, in
-//! the order of their arrival, when the link is there, or is awaited no longer. Invariants: what waits is held by its
-//! owner's account, at most [`MOST_PARKED`] events of a container; a sender whose events may not wait is taken at once.
+//! The kubelet links a container's log just after the container has started, so a job that sends at once is early. The pod is
+//! part of the owner, and gives its name to a job whose events name none. Without the link, such events would be refused, or
+//! charged to another owner. Enters: events of one container, and ends of its processes and connections. Leaves: the same, in
+//! the order of their arrival, once the link exists or the wait is over. Invariants: events that wait are charged to their
+//! owner's account, at most [`MOST_PARKED`] for each container; an event that may not wait is taken at once.
 
 use super::Parked;
 use std::collections::HashMap;
@@ -37,8 +37,8 @@ impl Unlinked {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Lets this wait with its container's; returns it if there is no room, or, unless the link is awaited, if nothing of the
-    /// container waits.
+    /// Parks an event or end behind the others of its container. Returns it if there is no room, or if nothing of the
+    /// container is parked and the link is not awaited.
     pub fn park(&self, container: &Arc<str>, is_awaited: bool, parked: Parked) -> Option<Parked> {
         let mut queues = self.queues();
         if !queues.contains_key(container) {
@@ -48,7 +48,7 @@ impl Unlinked {
             self.count.fetch_add(1, Ordering::Release);
         }
         let queue = queues.entry(Arc::clone(container)).or_default();
-        // Ends are as many as connections at most, which they count as.
+        // Ends are not limited here: the end of a connection still counts as one of its owner's connections.
         if queue.parked.len() >= MOST_PARKED && matches!(parked, Parked::Event { .. }) {
             return Some(parked);
         }
@@ -61,8 +61,8 @@ impl Unlinked {
         self.queues().keys().cloned().collect()
     }
 
-    /// Hands what waits for this container to `take`, in order, until nothing is left. What arrives meanwhile waits behind
-    /// it, so that nothing is overtaken. Does nothing while another thread does this.
+    /// Passes what is parked for this container to `take`, in order, until nothing is left. Events that arrive meanwhile are
+    /// parked behind, so that none overtakes another. Does nothing while another thread drains this container.
     pub fn drain(&self, container: &Arc<str>, mut take: impl FnMut(Parked)) {
         let mut is_first = true;
         loop {

@@ -22,7 +22,8 @@ const REMEMBER_NS: i64 = 60 * SECOND_NS;
 /// How long the kubelet may take to link a container whose processes send already. It makes the link right after the
 /// start, so this allows for a busy node. A container that is not the kubelet's has no link ever.
 pub(crate) const LINK_WAIT_NS: i64 = 5 * SECOND_NS;
-/// Containers without a link that are remembered; of more, those seen first are forgotten, and awaited again.
+/// Maximum number of containers without a link that are remembered. Beyond it, the one whose wait ends first is forgotten, and
+/// awaited again if it sends.
 pub const MOST_UNLINKED: usize = 64;
 
 /// Where a process runs.

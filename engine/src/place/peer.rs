@@ -32,7 +32,7 @@ const VARIABLES: [&str; 8] = [
     "LOCAL_RANK",
     "SLURM_LOCALID",
 ];
-/// Longer values of a variable are dropped, bytes; the limit is that of attributes.
+/// Maximum length of a variable's value, bytes; longer values are dropped. Attributes have the same limit.
 pub const MOST_BYTES: usize = 1024;
 /// How much of an environment is read: the kernel's limit for a single variable. A process may declare terabytes as its
 /// environment.
@@ -328,7 +328,7 @@ impl<Event> Peers<Event> {
         let process = self.process(pid);
         // The environment of a process that has just ended is empty.
         let environ = read_at_most(&process.join("environ"), MOST_ENVIRON_BYTES).ok();
-        // Asked after it was read: the id may change hands in between.
+        // Checked after the read, because another process may have got the id meanwhile.
         let environ = environ.filter(|_| is_of(&process, owner));
         environ.filter(|environ| !environ.is_empty()).as_deref().map(parse).unwrap_or_default()
     }

@@ -34,13 +34,13 @@ pub(crate) fn ticks_now() -> u64 {
     seconds.saturating_mul(a_second).saturating_add(nanoseconds.saturating_mul(a_second) / 1_000_000_000)
 }
 
-/// Whether the process that has this id now started after `ticks` since boot. Not where the daemon may not look.
+/// Whether the process that has this id now started after `ticks` since boot; false if its start time cannot be read.
 pub(crate) fn started_after(pid: u32, ticks: u64) -> bool {
     started(&Path::new("/proc").join(pid.to_string())).is_some_and(|started| started > ticks)
 }
 
-/// Whether a process runs as the sender's user, by any of the ids that it has: the kernel names one of them when it connects.
-/// `process` is its folder in `/proc`. A sender without a user, as in a recording, is not asked.
+/// Whether one of a process's user ids is the sender's: the kernel reports one of them when a process connects. `process` is its
+/// folder in `/proc`. Always true for an owner without a user, such as that of a recording.
 pub(super) fn is_of(process: &Path, owner: &Owner) -> bool {
     let Owner::User { uid, .. } = owner else { return true };
     let status = crate::files::read_at_most(&process.join("status"), MOST_STAT_BYTES).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Whose jobs a recording has: the table `jobs`, which older files do not have.
+//! The owners of a recording's jobs: the table `jobs`, which older files do not have.
 //!
-//! The other tables have one text for each job: its name, or where another job of the file has that name, the name with its
-//! owner. So a file of one owner reads as if there were no owners.
+//! The other tables identify a job by a text: its name, or its name with its owner if another job of the file already has that
+//! name as its text. So in a file of one owner, each text is just the name.
 
 use super::problem::FileProblem;
 use super::rows::{RecordingReader, text};

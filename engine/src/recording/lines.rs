@@ -86,7 +86,7 @@ pub fn short(text: &str, most: usize) -> String {
     }
 }
 
-/// A text without what a terminal would obey: names and lines come from files of anybody.
+/// Replaces control characters, which a terminal would obey: names and lines come from untrusted files.
 pub fn printable(text: &str) -> String {
     text.chars().map(|one| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one }).collect()
 }
@@ -135,7 +135,7 @@ impl LineFile {
         Ok(Self { path: path.to_owned(), stored: Arc::new(stored), most_bytes, most_lines: MOST_LINES })
     }
 
-    /// Its bytes, unpacked. That there are more than there may be is an error.
+    /// Its bytes, unpacked. Reading more than the limit is an error.
     pub fn bytes(&self) -> impl Read + use<> {
         self.bytes_up_to(self.most_bytes)
     }

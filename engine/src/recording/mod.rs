@@ -1,6 +1,6 @@
-//! Recordings: what GPUs' memory did, and what jobs sent meanwhile, kept for later.
+//! Recordings: files of the memory of GPUs over time and of the events that jobs sent.
 //!
-//! Enters: what a node keeps, row by row, or files from elsewhere. Leaves: SQLite files in the format of
+//! Enters: rows of what a node keeps, or files from elsewhere. Leaves: SQLite files in the format of
 //! `docs/recordings.md`, and a [`Source`](highwater_core::source::Source) that plays any recording: such a file, or a folder of
 //! text files. Invariants: a row or a line that cannot be read is counted, and no other is lost; times and values are
 //! those of the recording. Absent on purpose: when something is recorded, which its callers decide.

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 pub const MOST_PROFILES: usize = 1 << 10;
 /// The most records of all profiles of a file that are written, and that are read.
 pub const MOST_RECORDS: usize = 1 << 17;
-/// A profile from longer before the recording than this is played with its times moved to the recording's begin: the daemon
+/// If a profile ended more than this before the recording began, its times are moved to the recording's begin: the daemon
 /// refuses events that are older than what the ring keeps.
 const OLDEST_NS: i64 = 300 * SECOND_NS;
 
@@ -53,7 +53,7 @@ pub struct Record {
     pub layer: Layer,
 }
 
-/// A name that the daemon would take, for its length.
+/// Reads a name. Refuses one of a length that the daemon would refuse.
 fn name(row: &Row<'_>, at: usize) -> Result<String, FileProblem> {
     let most = Limits::default().name_bytes;
     let name = text(row, at)?.ok_or(FileProblem::Missing("a name".into()))?;
@@ -62,7 +62,7 @@ fn name(row: &Row<'_>, at: usize) -> Result<String, FileProblem> {
 }
 
 impl RecordingReader {
-    /// The newest profile of each rank. What is too much is counted among what cannot be used.
+    /// The newest profile of each rank. Profiles beyond [`MOST_PROFILES`] are counted as skipped rows.
     pub fn profiles(&mut self) -> Result<Vec<Head>, OpenError> {
         if !self.has_table("layer_profiles") {
             return Ok(Vec::new());
@@ -116,8 +116,8 @@ impl RecordingReader {
         Ok(counts)
     }
 
-    /// Passes each record of these profiles to `take` with the position of its profile: in one pass, one profile after the
-    /// other, the records of each in their order; and `None` for each record of which there are too many.
+    /// Passes each record of these profiles to `take`, with the position of its profile in `heads`. Profiles come one after the
+    /// other, the records of each in their order. Passes `None` for each record beyond [`MOST_RECORDS`].
     pub fn records(&mut self, heads: &[Head], mut take: impl FnMut(usize, Option<Record>)) -> Result<(), OpenError> {
         if heads.is_empty() {
             return Ok(());
@@ -150,8 +150,9 @@ impl RecordingReader {
         })
     }
 
-    /// Every profile as the annotations that a job would send, in order of time, for a recording that begins then. Each is
-    /// whole with its last record. A rank that has said nothing else (`is_known`) ends with its profile: it had ended before.
+    /// Every profile as the annotations that a job would send, in order of time, for a recording that begins at `begin_ns`. The
+    /// last record of a profile completes it. A rank without other events (not `is_known`) exits after its profile, because
+    /// it had ended before the recording began.
     pub fn profiles_said(
         &mut self,
         begin_ns: i64,
@@ -189,7 +190,7 @@ fn positions(heads: &[Head]) -> BTreeMap<i64, usize> {
     heads.iter().enumerate().map(|(position, head)| (head.id, position)).collect()
 }
 
-/// The end of the rank of this record, right after it.
+/// The exit of this record's rank, at the time of the record.
 fn exit(record: &Annotation) -> Annotation {
     let (name, step, memory, layer) = (None, None, None, None);
     Annotation { event: EventType::Exit, kind: Kind::default(), name, step, memory, layer, ..record.clone() }

@@ -27,9 +27,9 @@ const MOST_CHANGES: usize = 1 << 16;
 /// The product's own format.
 const OWN: Format = Format { name: "highwater", times: Times::Unix, missing: &[] };
 
-/// What simulated a recording in the product's own format; `None` of readings of GPUs.
+/// The simulation that a recording in the product's own format was made from; `None` if it was made from real GPUs.
 pub(super) fn simulation_of(path: &Path) -> Option<String> {
-    // It has been read.
+    // The caller has read this file, and reported its errors.
     let file = RecordingReader::open(path).ok()?;
     provenance::simulation(&file.meta::<String>("source")?).map(str::to_owned)
 }
@@ -128,9 +128,9 @@ impl RecordingReader {
         Ok(Meters::new(by_gpu))
     }
 
-    /// The changes of GPUs, each with the GPU's position in `gpus`, the file's numbers of the GPUs. A GPU's return was seen
-    /// in a turn, some time after it happened. It counts as back just after the turn before, which makes no difference to any
-    /// detector, so that its memory meanwhile is played too.
+    /// The changes of GPUs, each with the GPU's position in `gpus`, which lists the file's numbers of them. A turn records that a
+    /// GPU is back some time after it came back. It is played as back from just after the turn before, so that its memory in
+    /// between is played too. This makes no difference to any detector.
     fn changes(&mut self, gpus: &[u32], turns: &[i64]) -> Result<Vec<GpuChange>, OpenError> {
         let position = |row: &Row<'_>| {
             let gpu = needed::<u32>(row, 1)?;

@@ -22,11 +22,11 @@ pub const MOST_GPUS: usize = 256;
 /// The longest text of a cell, bytes.
 const MOST_CELL_BYTES: i32 = 1 << 16;
 
-/// The most instructions that SQLite may need to read a schema: it takes some ten for each table or index, and for many of them
-/// time that grows with their square.
+/// Maximum number of instructions with which SQLite may read a schema. It needs some ten for each table or index, but the time
+/// grows with the square of their number.
 const MOST_SCHEMA_STEPS: c_int = 100_000;
 
-/// Lets SQLite read the schema, which it does before its first query, and fails where that is too much.
+/// Makes SQLite read the schema, which it otherwise does in the first query. Fails if that takes more than the maximum.
 fn load_schema(path: &Path, connection: &Connection) -> Result<(), OpenError> {
     let limit = |steps, handler| connection.progress_handler(steps, handler).map_err(|error| unreadable(path, &error));
     limit(MOST_SCHEMA_STEPS, Some((|| true) as fn() -> bool))?;
@@ -81,7 +81,7 @@ impl RecordingReader {
     /// If it is not such a file, or is still being written.
     pub fn open_any(path: &Path) -> Result<Self, OpenError> {
         let unreadable = |error| unreadable(path, &error);
-        // SQLite follows no link, not even in the path to the folder. A path that contains links means the file they lead to.
+        // SQLite is opened with a flag to follow no link, not even in the path of the folder, so links are resolved first.
         let real = path.canonicalize().map_err(|error| refuse("recording_unreadable", path, error))?;
         let connection = schema::look(&real).map_err(unreadable)?;
         connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES).map_err(unreadable)?;

@@ -3,10 +3,10 @@
 //! While it is written, the file is a database in WAL mode, called `….partial.sqlite`, with its journal beside it. When
 //! the process is killed, what was committed is in one of the two, and the next program that opens the database finds
 //! it there. The lock is exclusive, so SQLite keeps the journal's index on its heap, and not in shared memory, which a
-//! full disk could take away. The journal is written into the database, and both are synced, after the first commit,
-//! which has all of the past, and then about every second: that is what a power failure leaves. At the end the database
-//! leaves WAL mode, so that it is one file that opens anywhere, in read-only folders too. Only then does it get its
-//! final name.
+//! full disk could take away. A checkpoint writes the journal into the database and syncs both: once after the first
+//! commit, which has all that was kept before the recording began, and then about every second. A power failure loses only
+//! what was written since the last checkpoint. At the end the database leaves WAL mode, so that it is one file that opens
+//! anywhere, in read-only folders too. Only then does it get its final name.
 
 use rusqlite::{Connection, OpenFlags};
 use std::os::unix::fs::OpenOptionsExt as _;

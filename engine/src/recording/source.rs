@@ -99,8 +99,8 @@ impl Replay {
         &self.tape.skipped
     }
 
-    /// Whether phases are to be joined with memory, and detectors to look, after the tick at this time. While the
-    /// recorded times of the detectors' turns are known, only at those times; otherwise after each tick.
+    /// Whether the join and the detectors run after the tick at this time: between the first and the last recorded turn of the
+    /// detectors, only at a recorded turn; before and after, and without recorded turns, after each tick.
     #[must_use]
     pub fn is_turn(&self, at_ns: i64) -> bool {
         let (turns, at_ns) = (&self.tape.turns, self.recorded_ns(at_ns));

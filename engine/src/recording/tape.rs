@@ -118,7 +118,7 @@ pub struct Format {
     pub missing: &'static [&'static str],
 }
 
-/// What one reading stands for where nothing is known of the times.
+/// Assumed time between two readings of a format without times, nanoseconds.
 pub const READING_NS: i64 = 1_000_000;
 
 /// What the times of a recording are.

@@ -157,7 +157,7 @@ fn a_time_of_another_clock_is_refused_with_the_times() {
     let memory: &[u8] = b"1795207210000000000,0,100\n1795207211000000000,0,200\n0,0,5\n";
     let folder = folder(&[("nvml_1khz.csv", memory)]);
     let (reason, message) = refusal(folder.path());
-    assert_eq!(reason, "recording");
+    assert_eq!(reason, "recording_unreadable");
     let expected = "from 0 ns in nvml_1khz.csv to 1795207211000000000 ns in nvml_1khz.csv";
     assert!(message.contains(expected), "{message}");
 }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::cell::RefCell;
 use std::path::Path;
 
-/// Inserts a row, of which each value stands beside its column's name, so that neither can be of another.
+/// Inserts a row. Each value is written beside its column's name, so that values cannot get into the wrong columns.
 macro_rules! insert {
     ($file:expr, $into:literal { $first:ident: $first_value:expr $(, $column:ident: $value:expr)* $(,)? }) => {
         $file.put(
@@ -163,7 +163,7 @@ impl RecordingWriter {
         self.jobs.borrow_mut().roll_back();
     }
 
-    /// The text of a job in this file, whose table `jobs` has it from now on.
+    /// The text that identifies a job in this file. Writes its row of the table `jobs` if it is missing.
     fn job(&self, id: &JobId) -> rusqlite::Result<String> {
         let (job, is_new) = self.jobs.borrow_mut().of(id);
         if is_new {
@@ -341,8 +341,8 @@ impl RecordingWriter {
         })
     }
 
-    /// Writes a rank's profile in place of the one with the same number, with at most `most` records. The others are counted
-    /// among those that it lacks. Returns the number of records written.
+    /// Writes a rank's profile in place of the one with the same number, with at most `most` records. Further records are
+    /// counted as missing. Returns the number of records written.
     pub fn profile(
         &self,
         number: i64,

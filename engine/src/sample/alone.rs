@@ -9,7 +9,7 @@ use crate::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Number of long calls in a row. From this number on, a GPU is left alone after each call for as long as the call took.
+/// Number of long calls in a row from which on the thread pauses after each call for as long as the call took.
 const HABIT_CALLS: u32 = 8;
 
 /// Starts a thread for the GPU at this position, which was set aside.
@@ -27,7 +27,7 @@ pub(super) fn start(sampler: &Sampler, position: usize, idle_ns: Option<i64>, st
         Ok(thread) => aside.keep(thread),
         Err(error) => {
             aside.end(position, now_ns);
-            tracing::error!(%error, "cannot start a thread for it; the others wait");
+            tracing::error!(%error, "cannot start a thread for the GPU; the other GPUs wait for its calls");
         }
     }
 }
@@ -84,8 +84,8 @@ impl Pace {
         if self.long >= HABIT_CALLS { 2 * self.took_ns } else { 0 }
     }
 
-    /// When to call next. After a long call at once, because the curve of a job that makes calls wait matters most then. Where
-    /// all calls take long, half of the time is left to the driver.
+    /// When to make the next call. After a long call, at once: a job that makes calls wait is changing its memory. After
+    /// [`HABIT_CALLS`] long calls in a row, half of the time is left to the driver.
     fn next_ns(&mut self, period_ns: i64, end_ns: i64) -> i64 {
         self.due_ns = (self.due_ns + period_ns).max(end_ns + self.usual_ns() / 2);
         self.due_ns

@@ -4,13 +4,13 @@
 //! therefore set *aside*: the fast lane passes over it, and a thread of its own reads it as often as its calls allow. Once they
 //! have been prompt for a while it comes back.
 //!
-//! A job that maps memory holds locks of the driver, and calls wait for these: those on its own GPU, or those on any. Only GPUs
-//! whose calls take long while others' do not are set aside. The lock is mostly taken between two sweeps, so that the first call
-//! of the next one waits, whichever GPU it is for. A GPU whose call took long is therefore called last from then on: if the
-//! others' calls take as long, it is not the GPU.
+//! A job that maps memory holds locks of the driver. Calls on its GPU wait for them, and sometimes all calls. So a GPU is set
+//! aside only if its calls take long while those on another do not. The job mostly takes the lock between two sweeps, and the
+//! first call of the next sweep waits, whichever GPU it is for. The fast lane therefore reads a GPU last once a call on it
+//! took long. If calls on another GPU then take as long, the GPU itself is not slow.
 //!
-//! Enters: calls that took long. Leaves: who is set aside, and what is needed to find that a call there hangs. Invariant: no
-//! lock is taken unless a call took long.
+//! Enters: calls that took long. Leaves: which GPUs are set aside, and since when a call on each has been in progress, so that
+//! the watchdog sees one that hangs. Invariant: no lock is taken unless a call took long.
 
 use super::ticks::MOST_SKIPPED;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
@@ -23,21 +23,21 @@ use std::thread::JoinHandle;
 pub(super) const LONG_NS: i64 = MILLISECOND_NS;
 /// The time constant with which long calls are forgotten, nanoseconds.
 const MEMORY_NS: f64 = 10e9;
-/// How long the long calls on a GPU must have taken within that time before it is set aside, nanoseconds: a hundredth of it,
-/// which are the ticks that the others may lose.
+/// Minimum total duration of a GPU's long calls within that time before it is set aside, nanoseconds. It is a hundredth: the
+/// other GPUs may lose that share of their ticks.
 const LEAST_NS: f64 = MEMORY_NS / 100.0;
-/// How many long calls there must have been. Few may all be on one GPU by accident.
+/// Minimum number of long calls within that time. A few may all fall on one GPU by chance.
 const LEAST_CALLS: f64 = 8.0;
-/// How many times as long as those on another GPU.
+/// Minimum ratio of the total duration of its long calls to that of at least one other GPU.
 const FACTOR: f64 = 10.0;
 
 /// How long all calls on a GPU must be prompt before it comes back, the first time.
 const PATIENCE_NS: i64 = SECOND_NS;
-/// The same at most, after it came back and was set aside again soon several times.
+/// Maximum of that time, however often the GPU is set aside again.
 const MOST_PATIENCE_NS: i64 = 600 * SECOND_NS;
-/// By how much it grows.
+/// By how much that time is multiplied if the GPU is set aside again.
 const PATIENCE_FACTOR: i64 = 4;
-/// How long a GPU must have been well before it counts as new.
+/// If a GPU is set aside this long or longer after it came back, that time starts again at [`PATIENCE_NS`].
 const FORGET_NS: i64 = 3_600 * SECOND_NS;
 
 /// What is known of each GPU's calls, for all threads that read a source.
@@ -114,7 +114,7 @@ impl Aside {
         let is_other = |other: &usize| *other != position && gpus[*other].is_sampled() && !self.has(*other);
         let others = (0..costs.len().min(gpus.len())).filter(is_other);
         let of_others = others.map(|other| costs[other].at(now_ns).took_ns);
-        // Nobody waits for the only one.
+        // Without another GPU, none waits for this one: it is never set aside.
         let least_ns = of_others.min_by(f64::total_cmp).unwrap_or(f64::INFINITY);
         let is_slow = least_ns * FACTOR <= cost.took_ns;
         if is_slow {

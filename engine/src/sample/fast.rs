@@ -46,7 +46,7 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, lane: FastLane, st
             observed = true;
             backoff.call(call_ns);
         });
-        // A thread that was replaced too: its call took longest.
+        // A replaced thread does this too: the call that it waited for may have set a GPU aside.
         if sampler.has_newly_aside() && !stop.load(Ordering::Relaxed) {
             set_aside(&mut sampler, lane, stop);
         }
@@ -66,7 +66,7 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, lane: FastLane, st
             }
             Ticked::Nothing | Ticked::Replaced => {}
         }
-        // Without a call there is nothing to wait for: the second passes all the same.
+        // The back-off needs all durations so far: it runs after they were observed, or after a tick without calls.
         let may_judge = observed || ticked != Ticked::Taken;
         let backed_off = if may_judge { backoff.sweep(begin_ns, end_ns) } else { None };
         if backed_off.is_some() || sampler.period_ns() != period_ns {
@@ -77,7 +77,7 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, lane: FastLane, st
             if backed_off.is_some() {
                 deadlines.set_period(period_ns);
             } else {
-                // GPUs that became idle, or one that no longer is: what was due until now was due at the old period.
+                // All GPUs became idle, or one no longer is. Deadlines until now belong to the old period.
                 deadlines = Deadlines::starting(end_ns, period_ns);
             }
             publish(&sampler, period_ns, backoff.period_ns());

@@ -56,7 +56,7 @@ pub fn run_units(lanes: &Lanes<'_>, stop: &AtomicBool) {
         let (begin, mut due_ns) = (first, i64::MAX);
         for place in (0..own.len()).map(|place| (begin + place) % own.len()) {
             let now_ns = lanes.clock.now_ns();
-            // Where no thread could be started for those that the fast lane asks for, they are asked all the same.
+            // No pause if a unit here has a doubted device: this thread must read it, so that the fast lane goes on.
             let may_pause = own.len() > 1 && !own.iter().any(|number| lanes.is_called(*number));
             if may_pause && doubts.has(lanes.roll.doubtful(now_ns)) {
                 (due_ns, first) = (now_ns + PAUSE_NS, place);
@@ -74,17 +74,17 @@ pub fn run_units(lanes: &Lanes<'_>, stop: &AtomicBool) {
     }
 }
 
-/// Whether to make no call on a GPU now because the fast lane waits for one: what keeps it waiting may be a GPU that hangs,
-/// and the next may hang too.
+/// Decides whether the common thread pauses: while a call of the fast lane takes long, its GPU may hang, and the common thread's
+/// next call could hang too.
 #[derive(Debug, Default)]
 struct Doubts {
-    /// The call of the fast lane because of which no call was made.
+    /// The call of the fast lane that caused the last pause.
     about: Option<Stuck>,
 }
 
 impl Doubts {
-    /// Whether to wait, given the call for which the fast lane waits. If it has gone on to another since, the driver is slow
-    /// and hangs nowhere.
+    /// Whether to pause, given the fast lane's call that takes long. If that is another call than at the last pause, the driver
+    /// is slow but does not hang, so there is no pause.
     fn has(&mut self, call: Option<Stuck>) -> bool {
         let has_gone_on = self.about.is_some() && self.about != call;
         self.about = if has_gone_on { None } else { call };
@@ -92,7 +92,7 @@ impl Doubts {
     }
 }
 
-/// Runs those of one physical GPU while it is apart, until `stop`.
+/// Runs the medium and slow lanes of one physical GPU while it is apart, until `stop`.
 pub fn run_unit(lanes: &Lanes<'_>, number: usize, stop: &AtomicBool) {
     let units = lanes.roll.units();
     units.i_am_apart(number);
@@ -122,12 +122,12 @@ impl Lanes<'_> {
         with_memory.filter(|gpu| !gpu.is_without_memory()).all(GpuState::is_idle)
     }
 
-    /// Whether the fast lane is waiting for an answer of one of its devices.
+    /// Whether one of the unit's devices is doubted, so that the fast lane skips it until a thread here has read its memory.
     fn is_called(&self, number: usize) -> bool {
         self.unit(number).is_some_and(|unit| unit.is_called(self.gpus))
     }
 
-    /// Answers for a unit and reads what is due. Returns when there is more to do.
+    /// Answers the roll call for a unit and reads what is due. Returns the time at which more is due.
     fn turn(&self, number: usize, stop: &AtomicBool) -> i64 {
         let (Some(unit), Some(mut schedule)) = (self.unit(number), self.schedules.lock(number)) else {
             return i64::MAX;
@@ -375,8 +375,8 @@ mod tests {
     /// How far back power is known: energy is read after half of it.
     const KEEP_NS: i64 = 100 * SECOND_NS;
 
-    /// Runs lanes over eight GPUs until the end, or until `run` returns. The first `busy` are not idle. Returns when they woke up,
-    /// and the driver.
+    /// Runs lanes over eight GPUs until the end, or until `run` returns. The first `busy` GPUs are not idle. Returns the times
+    /// of the wake-ups, and the driver.
     fn run_lanes(
         busy: usize,
         slow_ns: i64,

@@ -1,10 +1,10 @@
-//! Memory that a tick needs after its first call to the driver, asked for before it.
+//! Prefetches, before a tick's first driver call, the memory that the tick needs after it.
 //!
-//! A thread that has slept for a millisecond beside a job finds little of its memory in a cache. What is asked for before a
-//! call arrives while the driver works. Enters: places, once. Leaves: nothing. Invariant: asking is a hint; it neither reads
-//! nor writes.
+//! A thread that has slept for a millisecond beside a job finds little of its memory in a cache. What is prefetched before a
+//! call arrives while the driver works. Enters: addresses, once. Leaves: nothing. Invariant: a prefetch is a hint; it neither
+//! reads nor writes.
 
-/// Bytes of a line of memory on x86-64.
+/// Bytes of a cache line on x86-64.
 const LINE_BYTES: usize = 64;
 
 /// The places that every tick needs.
@@ -14,7 +14,7 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Adds places that stay where they are. The line of memory in which each begins is asked for, once for all in it.
+    /// Adds addresses of values that do not move. The cache line in which each begins is prefetched, once for all in it.
     pub fn add<T>(&mut self, places: impl IntoIterator<Item = *const T>) {
         for address in places.into_iter().map(<*const T>::addr) {
             if !self.addresses.iter().any(|other| other / LINE_BYTES == address / LINE_BYTES) {

@@ -15,7 +15,7 @@ use std::thread::{self, Thread};
 /// How long a call of the fast lane may take before the roll call. While a job maps memory, the driver delays calls for
 /// tens of milliseconds, whichever GPU they are for.
 const STUCK_NS: i64 = 100 * MILLISECOND_NS;
-/// How long one may take before the thread that makes calls on several GPUs waits for it.
+/// How long a call of the fast lane may take before the common thread of the slower lanes pauses.
 const DOUBTFUL_NS: i64 = 5 * MILLISECOND_NS;
 
 /// The physical GPUs with the threads of the slower lanes, and the watchdog of the fast lane.
@@ -56,13 +56,13 @@ impl RollCall {
         self.stuck_after_ns
     }
 
-    /// Has the devices that are doubted read, each by a thread that waits for no other if threads can be started.
+    /// Parts the units and wakes their threads, which then read the doubted devices.
     pub(super) fn call(&self, now_ns: i64) {
         self.units.part(now_ns);
         self.units.wake();
     }
 
-    /// The call for which the fast lane waits, if it takes so long that it may be one that does not return.
+    /// The fast lane's call in progress, if it has taken so long that it may not return.
     pub(super) fn doubtful(&self, now_ns: i64) -> Option<Stuck> {
         self.ticks.stuck_since(now_ns - DOUBTFUL_NS)
     }

@@ -64,7 +64,7 @@ pub(super) struct Schedule {
     medium_ns: i64,
     /// When the slow lane is due, less the offset.
     slow_ns: i64,
-    /// Its offset unless the GPU is idle: nobody waits for the driver then.
+    /// Offset of the slow lane's turns. It does not apply while the GPU is idle: no job waits for the driver then.
     offset_ns: i64,
     /// What each slow turn reads.
     pub(super) turns: Turns,
@@ -80,8 +80,8 @@ impl Schedule {
         self.slow_ns + self.offset_ns(is_idle)
     }
 
-    /// When the medium lane is due: that of an idle GPU with the slow turn, for one wake-up, but not later than an idle
-    /// period after the last.
+    /// When the medium lane is due. While the GPU is idle, it is due together with the slow lane, so that one wake-up serves
+    /// both, but at most an idle period after its last turn.
     pub(super) fn medium_due_ns(&self, is_idle: bool) -> i64 {
         if !is_idle {
             return self.medium_ns;
@@ -110,7 +110,7 @@ impl Schedule {
     /// The first turn of this period after one at `at_ns`.
     fn after(&self, at_ns: i64, period_ns: i64) -> i64 {
         let next_ns = self.begin_ns + ((at_ns - self.begin_ns).div_euclid(period_ns) + 1) * period_ns;
-        // Soon after one that was late there is no other.
+        // If this turn was late and the next is due within half a period, that one is skipped.
         if next_ns - at_ns < period_ns / 2 { next_ns + period_ns } else { next_ns }
     }
 }
@@ -128,8 +128,8 @@ pub(super) struct Turns {
     pcie_turns: i64,
     /// Turns since processes were listed.
     since_processes: i64,
-    /// Turns after which a lookup of an unknown process triggers a new list. It doubles each time that the list shows
-    /// no other processes: a process that the driver knows by another id would be looked up forever.
+    /// Turns after which a lookup of an unknown process triggers a new list. Doubles each time the list is unchanged: a process
+    /// that the driver lists under another id would otherwise trigger lists forever.
     patience: i64,
     /// The number of failed lookups when processes were last listed.
     missed: u64,

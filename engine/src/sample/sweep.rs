@@ -37,8 +37,8 @@ impl Cause {
     }
 }
 
-/// Counters of the sampler, written by the sampling thread, or by its watchdog while that thread hangs in the driver. What each
-/// tick writes comes first, in one line of memory: a thread that has slept finds it in no cache.
+/// Counters of the sampler, written by the sampling thread, or by its watchdog while that thread hangs in the driver. The fields
+/// that each tick writes come first, in one cache line: after a sleep, the thread finds none of them in a cache.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct TickStats {
@@ -211,12 +211,13 @@ enum Reading {
     Failed,
     /// A thread of its own reads it.
     Aside,
-    /// The bytes in use, when, and after how long without a reading that time is a gap. Nanoseconds of the timeline.
+    /// The bytes in use at `at_ns`, nanoseconds of the timeline. If the last good reading is more than `gap_after_ns` older,
+    /// the time in between is a gap.
     Used { at_ns: i64, used_bytes: u64, gap_after_ns: i64 },
 }
 
-/// One ring's writer, with the state needed to detect a gap. In this order and place, what a reading without a change needs is
-/// in one line of memory.
+/// One ring's writer, with the state needed to detect a gap. The order of fields and the alignment put what a reading without a
+/// change needs into one cache line.
 #[repr(C, align(64))]
 struct Sink {
     last_good_ns: Option<i64>,
@@ -227,12 +228,11 @@ struct Sink {
 /// that a thread that hangs in the driver holds no lock, and its successor can take over.
 type Sinks = Vec<Sink>;
 
-/// After this long, nanoseconds, the next tick counts the durations that wait.
+/// Maximum time for which durations are deferred, nanoseconds. The next tick then counts them.
 const LONGEST_HELD_NS: i64 = 50 * highwater_core::clock::MILLISECOND_NS;
 
-/// Half periods after a good reading from which on the value is not known: one lost tick is held over, two are a gap. The
-/// next reading comes two periods after the last one in the first case and three in the second, each with some jitter, so
-/// the bound lies in the middle.
+/// Maximum half periods between two good readings without a gap: one lost tick is held over, two are a gap. After one lost
+/// tick, readings are two periods apart, after two they are three apart, each with some jitter. The bound is in the middle.
 const GAP_AFTER_HALF_PERIODS: i64 = 5;
 
 /// A GPU without a good reading for this long counts as lost, whatever error it returns.
@@ -247,9 +247,9 @@ pub struct Sampler {
     gpus: Arc<[GpuState]>,
     sinks: Arc<Mutex<Sinks>>,
     aside: Arc<Aside>,
-    /// The GPU that is read first: the one after the last whose call took long.
+    /// The GPU that is read first, so that the one before it, whose call last took long, is read last.
     first: usize,
-    /// The GPUs that were set aside in the last sweep: bit n for position n.
+    /// The GPUs that were set aside since the last call of [`take_newly_aside`](Self::take_newly_aside): bit n for position n.
     newly_aside: u64,
     generation: u64,
     idle: Idle,
@@ -423,8 +423,8 @@ impl Sampler {
         &*self.source
     }
 
-    /// Reads every GPU that is up and pushes the readings. It is now `at_ns`: the clock is read after each call only. Once
-    /// 64 durations wait, or after 50 ms, calls `observe` with each call's duration since it last did.
+    /// Reads every GPU that is up and due, and pushes the readings. `at_ns` is the current time; the clock is read only after
+    /// each call. Once 64 durations are deferred, or after 50 ms, counts them and calls `observe` with each call's duration.
     pub fn tick(&mut self, at_ns: i64, observe: impl FnMut(i64)) -> Ticked {
         let read = self.read(at_ns);
         if read == Ticked::Replaced || !self.commit(read) {
@@ -451,7 +451,7 @@ impl Sampler {
             let position = next;
             next = if position + 1 < gpus { position + 1 } else { 0 };
             if aside != 0 && aside::has(aside, position) {
-                // Its readings are in the ring, at their own times: every sweep has it, at the full rate.
+                // Its own thread pushes its readings, at their own times. It counts as read and as busy in every sweep.
                 (ticked, busy) = (Ticked::Taken, busy + 1);
                 self.readings[position] = Reading::Aside;
                 continue;
@@ -473,7 +473,7 @@ impl Sampler {
             self.stats.begin_call(position, begin_ns);
             gpu.begin_fast_call();
             let answer = self.source.memory_used(position, at_ns);
-            // If the GPU's call had hung and now returns, the GPU is tried again before it is sampled.
+            // A GPU that counted as hung is lost from here on: the slow lane must get it back before it is sampled again.
             gpu.end_fast_call();
             let end_ns = self.clock.now_ns();
             if end_ns - begin_ns > aside::LONG_NS {
@@ -488,7 +488,7 @@ impl Sampler {
             self.sweep.end_ns = end_ns;
             begin_ns = end_ns;
         }
-        // A GPU that is left alone needs no ticks: once it answers, the next one reads it, at most an idle period later.
+        // A GPU that is left alone does not count as busy. Once it answers, the next tick reads it, at most an idle period later.
         self.is_idle = ticked == Ticked::Taken && busy == 0;
         ticked
     }
@@ -502,8 +502,8 @@ impl Sampler {
         }
     }
 
-    /// Reads a GPU that is aside, by its own thread, whichever generation the others' is. Given the period of an idle GPU, and
-    /// the time between two of its readings if its calls take long all the time; returns the period in force, nanoseconds.
+    /// Reads a GPU that is set aside. Its own thread calls this, regardless of the generation. `idle_ns` is the period of an idle
+    /// GPU, `usual_ns` the shortest period while all its calls take long, else 0. Returns the period in force. All nanoseconds.
     pub(super) fn tick_aside(&mut self, position: usize, at_ns: i64, idle_ns: Option<i64>, usual_ns: i64) -> i64 {
         let full_ns = self.stats.full_period_ns.load(Ordering::Relaxed).max(usual_ns);
         self.idle.set_periods(idle_ns, full_ns);
@@ -633,7 +633,7 @@ impl Sink {
         if self.last_good_ns.is_some_and(|last_ns| at_ns.saturating_sub(last_ns) > gap_after_ns) {
             self.fail();
         }
-        // Refused only if a thread that hung read a time before its successor's, whose reading is newer.
+        // Refused only if another thread has already pushed a newer reading of this GPU.
         if self.writer.push(at_ns, used_bytes).is_ok() {
             self.last_good_ns = Some(at_ns);
         }

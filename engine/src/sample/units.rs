@@ -1,9 +1,9 @@
 //! Which thread makes the calls of the slower lanes on which physical GPU.
 //!
-//! One thread makes them on all GPUs, one GPU after the other. If a call takes long and may not return, the GPUs *part*: each of the
-//! others gets a thread of its own, and the common thread keeps the GPU whose call it waits for. Once all has been well
-//! for a while they come back to it. So a GPU that hangs keeps no other from being read, and while nothing hangs, a node
-//! of eight GPUs wakes one thread and not eight.
+//! One common thread makes the calls on all GPUs, one GPU after the other. If a call takes long and may not return, the GPUs
+//! *part*: each other GPU gets a thread of its own, and the common thread keeps the GPU whose call it waits for. A minute
+//! after they last parted, GPUs come back to the common thread. So a GPU that hangs does not delay the others, and while
+//! nothing hangs, a node of eight GPUs wakes one thread, not eight.
 //!
 //! Invariants: no two threads make calls on one GPU; the lock is held during no call of the driver.
 
@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 
-/// How long all must have been well before a GPU comes back to the common thread.
+/// Minimum time since the GPUs last parted before one comes back to the common thread.
 const CALM_NS: i64 = 60 * SECOND_NS;
 
-/// A turn of the common thread usually takes less.
+/// A turn of the common thread that takes longer may be in a call that does not return.
 const LONG_TURN_NS: i64 = 20 * MILLISECOND_NS;
 
 /// Starts the thread of the unit with this number; returns whether it runs.
@@ -63,7 +63,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Unit {
-    /// Whether the fast lane is waiting for an answer of one of its devices.
+    /// Whether one of its devices is doubted: the fast lane skips it until a slower lane's thread has read its memory.
     pub(super) fn is_called(&self, gpus: &[GpuState]) -> bool {
         self.positions.iter().filter_map(|position| gpus.get(*position)).any(GpuState::is_doubted)
     }

@@ -35,8 +35,8 @@ pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<Atom
     // The successor for which no thread could be started yet.
     let mut waiting: Option<Sampler> = None;
     while !stop.load(Ordering::Relaxed) {
-        // Idle GPUs have no curve to lose. If a call on one hangs just as a job starts on another, the lane goes on without
-        // it a second later than otherwise.
+        // The memory of idle GPUs does not change, so a late check loses nothing, unless a call hangs just as a job starts on
+        // another GPU. Sampling of that GPU then continues up to a second later.
         let wait_ns = if sampler.gpus().iter().all(GpuState::is_idle) {
             IDLE_WATCH_PERIOD_NS.min(lane.hang_after_ns)
         } else {
@@ -77,7 +77,7 @@ struct Watchdog<'a> {
     hang_after_ns: i64,
     /// The call that caused the last roll call, and the devices doubted because of it.
     called: Option<(Stuck, Vec<bool>)>,
-    /// The call in progress on each unit outside the fast lane, by its progress, and when it was first seen.
+    /// The progress of the slower lanes' calls on each unit (odd during a call), and when that number was first seen.
     own: Vec<(u64, i64)>,
     /// Since when a call of a replaced thread has been in progress, by the device's position.
     replaced_since_ns: Vec<Option<i64>>,
@@ -118,7 +118,7 @@ impl<'a> Watchdog<'a> {
         }
     }
 
-    /// Has the GPUs part if the common thread of the slower lanes has been in the turn of one for so long that the others wait.
+    /// Gives each other GPU a thread of its own if the slower lanes' common thread has been in the turn of one for too long.
     fn relieve(&self, now_ns: i64) {
         let before_ns = now_ns - self.roll.stuck_after_ns();
         if self.roll.units().in_turn_since_ns().is_some_and(|since_ns| since_ns <= before_ns) {
@@ -132,8 +132,8 @@ impl<'a> Watchdog<'a> {
         (progress % 2 == 1).then_some(since_ns)
     }
 
-    /// Doubts every GPU on which another thread can check whether it answers. Skips a GPU on which another call has been
-    /// in progress since long before, because the fast lane has read that GPU in the meantime.
+    /// Doubts every GPU that a thread of the slower lanes can check. Skips a GPU if a slower lane's call on it began long before
+    /// the stuck call: that thread cannot check the GPU, and the fast lane has read it since.
     fn call_roll(&mut self, stuck: Stuck, now_ns: i64) {
         let long_before_ns = stuck.since_ns - self.roll.stuck_after_ns();
         let is_doubted = |(position, gpu): (usize, &GpuState)| {
@@ -163,7 +163,7 @@ impl<'a> Watchdog<'a> {
         for (position, gpu) in self.sampler.gpus().iter().enumerate() {
             let own_ns = self.own_since_ns(position).filter(|_| gpu.is_doubted());
             let replaced_ns = &mut self.replaced_since_ns[position];
-            // A GPU is set aside when such a call has returned; the one in progress is that of its own thread.
+            // A GPU is set aside only after the replaced thread's call has returned. A call in progress is its own thread's.
             let aside = self.sampler.aside();
             *replaced_ns = replaced_ns.filter(|_| gpu.is_in_fast_call() && !aside.has(position));
             let aside_ns = aside.call_since_ns(position);

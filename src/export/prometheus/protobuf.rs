@@ -7,7 +7,7 @@
 //! A native histogram of schema `s` has buckets (2^((i-1)·2^-s), 2^(i·2^-s)]; OpenTelemetry's bucket `i` at scale `s`
 //! is (2^(i·2^-s), 2^((i+1)·2^-s)]. The index is therefore one higher.
 
-use super::{bucket_step, lines};
+use super::size::{bucket_step, lines};
 use crate::metrics::catalogue::MetricKind;
 use crate::metrics::{Families, Family, LabelValue, Sample, Value};
 use highwater_core::histogram::{Counts, Exponential};

@@ -1,7 +1,7 @@
 //! Writes families with labels and histograms. The text that all lines of a series share is built once, and that of the
 //! bounds once in the process's life: they are few, and the same in every scrape.
 
-use super::bucket_step;
+use super::size::bucket_step;
 use crate::metrics::catalogue::MetricKind;
 use crate::metrics::{Family, LabelValue, Sample, Value};
 use highwater_core::histogram::Counts;

@@ -1,7 +1,9 @@
 //! Compares the output of `series` with that of the crate for the same family.
 
+use super::size::MOST_FINE;
 use super::*;
-use crate::metrics::Labels;
+use crate::metrics::catalogue::{Metric, MetricKind};
+use crate::metrics::{Family, Labels, Sample, Value};
 use highwater_core::histogram::{Counts, Durations};
 use proptest::prelude::*;
 
@@ -52,51 +54,12 @@ fn family() -> impl Strategy<Value = Family> {
     })
 }
 
-/// A family with labels and histograms as the crate takes it.
-fn whole(family: &Family) -> proto::MetricFamily {
-    let value = |sample: &Sample| {
-        let labels = family.metric.labels.iter().zip(&*sample.labels).filter(|(_, value)| !value.is_empty()).map(
-            |(name, value)| {
-                let mut pair = proto::LabelPair::default();
-                pair.set_name((*name).to_owned());
-                pair.set_value(value.to_string());
-                pair
-            },
-        );
-        let mut metric = match &sample.value {
-            Value::Number(value) => single(family.metric.kind, *value),
-            Value::Histogram(counts) => {
-                let mut metric = proto::Metric::default();
-                metric.set_histogram(buckets(counts));
-                metric
-            }
-        };
-        metric.set_label(labels.collect());
-        metric
-    };
-    message(family.metric, family.samples.iter().map(value).collect())
-}
-
-fn buckets(counts: &Counts) -> proto::Histogram {
-    let buckets = counts.bounds_s.iter().zip(&counts.cumulative).map(|(bound, count)| {
-        let mut bucket = proto::Bucket::default();
-        bucket.set_upper_bound(*bound);
-        bucket.set_cumulative_count(*count);
-        bucket
-    });
-    let mut histogram = proto::Histogram::default();
-    histogram.set_bucket(buckets.collect());
-    histogram.set_sample_count(counts.cumulative.last().copied().unwrap_or(0));
-    histogram.set_sample_sum(counts.sum_s);
-    histogram
-}
-
 proptest! {
     #[test]
     fn a_family_is_written_as_the_crate_writes_it(family in family()) {
         let (mut own, mut of_crate) = (Vec::new(), Vec::new());
         series::write(&family, &mut own);
-        TextEncoder::new().encode(&[whole(&family)], &mut of_crate).expect("the family is well formed");
+        TextEncoder::new().encode(&[message::of(&family)], &mut of_crate).expect("the family is well formed");
         prop_assert_eq!(String::from_utf8(own).expect("text"), String::from_utf8(of_crate).expect("text"));
     }
 }

@@ -24,7 +24,7 @@ pub enum MadeIn {
     Fast,
     /// Ten times a second.
     Medium,
-    /// Each second.
+    /// Each second, or in each 5th, 10th or 30th turn of the slow lane.
     Slow,
     /// Once in five minutes: the call blocks every other call on its GPU while it lasts.
     Seldom,

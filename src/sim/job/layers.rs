@@ -2,14 +2,14 @@
 //!
 //! Enters: the number of layers, and a phase with its levels of memory. Leaves: records as a transformer's would be: an
 //! embedding, blocks of seven layers, and a head; live memory rises from layer to layer in the forward pass, and falls in
-//! the backward pass. Invariant: what the layers add up to is what the phase's memory grows by. Absent on purpose: noise,
+//! the backward pass. Invariant: the layers' activations add up to the growth of the phase's memory. Absent on purpose: noise,
 //! so that the same layer of every rank has the same memory.
 
 use super::{Plan, RankEvent, Select, Timeline, What, live_bytes};
 use crate::sim::scenario::{BACKWARD, FORWARD, Layers, Phase};
 use highwater_core::wire::{Annotation, Direction, EventType, GpuList, Kind, Layer, Memory};
 
-/// A layer's parts of what all layers have together.
+/// A layer, with its weights in the totals of all layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Module {
     name: String,

@@ -1,7 +1,7 @@
 //! The part of a step in which a pipeline runs: forward and backward passes of microbatches on stages that wait for each other.
 //!
 //! Enters: a [`Pipeline`] with how long each pass takes. Leaves: when each rank runs which pass. Invariants: a pass begins after
-//! the one that it needs, a rank runs one at a time, and of two that can begin a backward pass goes first, which frees memory.
+//! the pass that it depends on; a rank runs one pass at a time; if two can begin, the backward pass goes first, to free memory.
 
 use super::{GAP_NS, Plan, State, Timeline};
 use crate::sim::random::Random;

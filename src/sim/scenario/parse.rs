@@ -79,7 +79,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// A scenario that is shipped with the program: `demo`, `spike` or `faults`; `None` for any other name.
+    /// The scenario of this name, if it is one of [`shipped_names`](Self::shipped_names); `None` for any other name.
     #[must_use]
     pub fn shipped(name: &str) -> Option<Self> {
         let (_, text) = SHIPPED.iter().find(|(shipped, _)| *shipped == name)?;

@@ -9,6 +9,7 @@ mod file;
 mod passwords;
 mod rate;
 mod section;
+mod text;
 mod tls;
 mod tls_section;
 
@@ -19,17 +20,15 @@ use file::File;
 use passwords::{Passwords, Verdict};
 use rate::Bucket;
 use std::fs;
-use std::io::Read as _;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use text::read;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
-/// The longest file, bytes.
-const MOST_BYTES: u64 = 1 << 20;
 /// How often to check whether a file has changed, while there are requests.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -201,17 +200,4 @@ pub(super) enum Entry {
     Open,
     Closed,
     Busy,
-}
-
-/// The text of a settings file, which must be a regular file and not too long.
-fn read(path: &Path) -> Result<String, String> {
-    let opened =
-        fs::metadata(path).and_then(|file| if file.is_file() { fs::File::open(path).map(Some) } else { Ok(None) });
-    let file = opened.map_err(|error| format!("cannot be read: {error}"))?.ok_or("is not a file")?;
-    let mut bytes = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}"))?;
-    if bytes.len() as u64 > MOST_BYTES {
-        return Err(format!("is longer than {MOST_BYTES} bytes"));
-    }
-    String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())
 }

@@ -1,6 +1,6 @@
 //! TLS as configured in the web configuration file: rustls's configuration, with ring as its only provider.
 
-use super::read;
+use super::text::read;
 use super::tls_section::{Clients, Pem, TlsSection};
 use std::path::PathBuf;
 use std::sync::Arc;

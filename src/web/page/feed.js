@@ -158,7 +158,7 @@ class Feed {
     } catch { /* Without GPUs the stream says why. */ }
   }
 
-  // The first time that any GPU's memory is kept of.
+  // The earliest time of which the memory of any GPU is kept.
   oldest() {
     const oldest = Math.min(...[...this.gpus.values()].map(({ memory }) => Number.isFinite(memory.oldest) ? memory.oldest : memory.begin));
     return Number.isFinite(oldest) ? oldest : this.now - 1;

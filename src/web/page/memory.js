@@ -7,7 +7,7 @@ const MOST_TAIL = 60000;
 // Points of everything that the daemon keeps.
 const OVERVIEW_POINTS = 4000;
 
-// How old the newest reading may be until it is not what is, seconds.
+// The age at which the newest reading no longer counts as the present value, seconds.
 const SILENT = 1;
 // How long to wait after a request that failed, milliseconds.
 const RETRY_MS = 2000;
@@ -86,7 +86,7 @@ class Memory {
   // From when on the page has what the daemon keeps. Before, captures may have something.
   get edge() { return Math.max(this.oldest, Math.min(this.overview?.begin ?? Infinity, this.tail.begin)); }
 
-  // The captures that have a part of an interval of before that.
+  // The loaded parts of captures that overlap an interval, before the edge.
   archived(from, to) { return [...this.archive.values()].filter((part) => part.curve && part.from < Math.min(to, this.edge) && part.to > from); }
 
   extremes(from, to) {
@@ -137,7 +137,7 @@ class Memory {
       for (const gap of base.gaps(from, Math.min(to, tail.begin))) yield { from: gap.from, to: Math.min(gap.to, tail.begin) };
     }
     yield* tail.gaps(Math.max(from, tail.begin), to);
-    // A GPU that does not answer: what was read last is not what is.
+    // A GPU that no longer answers has a gap after its last reading.
     if (this.present - tail.end > SILENT) yield { from: tail.end, to: this.present };
   }
 

@@ -56,7 +56,7 @@ function findingPanel(feed, found, show) {
       show ? element("button", { onclick: () => show(found), "aria-label": `Show ${found.finding} ${found.id} on the chart` }, "Show") : null));
 }
 
-// Findings that less memory would mend.
+// The kinds of findings whose remedy is to use less memory.
 const LACKS_MEMORY = ["low_headroom", "allocator_thrash", "comm_starvation"];
 
 // What to change so that a job needs less memory, in sentences; none where nothing is known.

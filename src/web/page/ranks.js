@@ -88,7 +88,7 @@ class Ranks {
   take(update, at) {
     // Another daemon counts anew.
     if (this.started !== update.started_unix_nano) { this.byKey.clear(); this.reset(); this.started = update.started_unix_nano; }
-    // The first event of a stream has only the last spans: those between them and the last that are known are requested.
+    // A stream's first event has only the last spans. If some before them are missing, all known ones are dropped and requested.
     const ids = update.ranks.flatMap(({ spans }) => spans.map(({ id }) => id));
     if (this.isNewStream && this.lastId >= 0 && ids.length && ids.reduce((least, id) => Math.min(least, id)) > this.lastId + 1) this.reset();
     this.isNewStream = false;

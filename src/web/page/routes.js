@@ -223,8 +223,8 @@ class Live {
     }
   }
 
-  // Shows a time, also one that is older than what the daemon keeps: never another one. Of an address that somebody has
-  // sent nothing is changed.
+  // Shows exactly this interval, even if it is older than what the daemon keeps. `isNamed`: the address already names the
+  // interval, and stays as it is.
   showTime(from, to, isNamed = false) {
     const { chart } = this.region;
     this.earliest = Math.min(this.earliest, from);
@@ -256,8 +256,8 @@ class Live {
     chart.place.scrollIntoView({ block: "nearest" });
   }
 
-  // A part of the page that `make` fills anew. Whoever reads it keeps the focus and what tables are scrolled to; text that
-  // is selected stays as it is.
+  // A part of the page that `make` fills again. Focus and the scroll positions of tables are kept. While text in it is
+  // selected or a button is pressed, the part is not replaced.
   part(make) {
     const place = element("div");
     this.main.append(place);

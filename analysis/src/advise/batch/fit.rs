@@ -1,8 +1,8 @@
 //! How a job's memory grows with its batch size, and the largest batch that fits, by ordinary least squares.
 //!
 //! Enters: the peak of each batch size in each run. Leaves: a line with the error of what it predicts. Invariants: a batch is
-//! advised only if the upper bound of the 95 % prediction interval stays below the limit. If there is no error, the result
-//! reports that.
+//! advised only if the upper bound of the 95 % prediction interval is at most the limit. Two points have no standard error: the
+//! line itself is then the bound, and `error_bytes` is `None`.
 
 use serde::Serialize;
 #[cfg(feature = "testing")]
@@ -26,19 +26,19 @@ pub struct BatchPeak {
 pub struct Fit {
     /// By how much a further sample raises the peak, bytes.
     pub bytes_per_sample: f64,
-    /// The peak of a batch of none by the same line, bytes.
+    /// The peak at a batch size of 0 by the same line, bytes.
     pub fixed_bytes: f64,
     /// The standard error of the observed peaks from the line, bytes; `None` of two points, which are always on one.
     pub error_bytes: Option<f64>,
     /// What the peak may be at most, bytes.
     pub limit_bytes: u64,
-    /// The largest batch whose peak stays below that, with the error; `None` if that of one sample does not.
+    /// The largest batch whose peak, with the error, is at most the limit; `None` if already one sample exceeds it.
     pub largest_batch_size: Option<u64>,
     /// Its peak by the line, bytes.
     pub predicted_peak_bytes: Option<u64>,
     /// The upper bound of the peak with a probability of 97.5 %, bytes; `None` if there is no error to compute it from.
     pub highest_peak_bytes: Option<u64>,
-    /// How many times the largest batch that was observed it is.
+    /// The ratio of this batch size to the largest observed one.
     pub times_observed: Option<f64>,
     /// What was observed, by batch size.
     pub points: Vec<BatchPeak>,
@@ -57,10 +57,10 @@ struct Line {
     slope: f64,
     intercept: f64,
     mean: f64,
-    /// Of squares of distances from the mean.
+    /// The sum of the squared distances of the batch sizes from their mean.
     spread: f64,
     count: f64,
-    /// The standard error of the points, and t of it.
+    /// The standard error of the points, and Student's t for it.
     error: Option<(f64, f64)>,
 }
 
@@ -71,7 +71,7 @@ impl Line {
         let xy = || points.iter().map(|point| (point.batch_size as f64, point.peak_bytes as f64));
         let mean = xy().map(|(x, _)| x).sum::<f64>() / count;
         let mean_y = xy().map(|(_, y)| y).sum::<f64>() / count;
-        // About the means: memory is large beside what it grows by.
+        // Computed around the means: memory is large compared with its growth, so plain sums would lose precision.
         let spread: f64 = xy().map(|(x, _)| (x - mean).powi(2)).sum();
         let slope = xy().map(|(x, y)| (x - mean) * (y - mean_y)).sum::<f64>() / spread;
         let intercept = mean_y - slope * mean;
@@ -92,7 +92,7 @@ impl Line {
         self.at(batch) + t * error * (1.0 + 1.0 / self.count + (batch - self.mean).powi(2) / self.spread).sqrt()
     }
 
-    /// Whether memory grows with the batch whatever the error is. The upper bound then grows everywhere.
+    /// Whether the slope is positive beyond its error. The upper bound then rises everywhere, so a binary search is valid.
     fn is_certain(&self) -> bool {
         let (error, t) = self.error.unwrap_or((0.0, 0.0));
         self.slope > t * error / self.spread.sqrt()
@@ -116,7 +116,7 @@ pub enum FitError {
 /// The largest batch with which the peak stays at or below a limit.
 ///
 /// # Errors
-/// The points do not say: there are no two batch sizes, or memory does not grow with them beyond its error.
+/// There is no point, only one batch size, or memory does not grow with the batch size by more than its error.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

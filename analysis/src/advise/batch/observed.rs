@@ -1,8 +1,8 @@
 //! The peaks of a job's steps by batch size.
 //!
-//! Enters: steps of each run in order of time. Leaves: of each rank, the points that its line is drawn through. Invariant: a
-//! batch size counts by the steps before any larger one: PyTorch's allocator keeps what it has, so that later ones seem to need
-//! as much as the larger did. What does not count is counted.
+//! Enters: steps of each run in order of time. Leaves: the fit of the rank where the largest batch is smallest. Invariant: a
+//! step counts only if no earlier step of its run had a larger batch. PyTorch's allocator keeps memory, so a smaller batch
+//! after a larger one would seem to need as much. The number of such steps is reported.
 
 use super::fit::{BatchPeak, Fit, FitError, fit};
 use serde::Serialize;

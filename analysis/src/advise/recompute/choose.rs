@@ -12,9 +12,6 @@ use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
 mod search;
-
-/// The most plans among which the best are searched. Of more, the largest are taken until they suffice.
-pub const MOST_SEARCHED: usize = 512;
 /// The most exclusions of all plans together: 8 MiB as numbers.
 const MOST_EXCLUSIONS: usize = 1 << 20;
 
@@ -42,7 +39,7 @@ pub struct Choice {
     pub inline: String,
     /// The content of the file that it names since: a JSON list.
     pub json: String,
-    /// Whether no choice is better. If not, these do suffice, and fewer or smaller ones may, too.
+    /// Whether this choice is proven to be the best. If not, it suffices, but fewer or smaller plans may also.
     pub is_exact: bool,
     /// How many plans were left out because their savings are not known.
     pub unknown_savings: usize,
@@ -97,7 +94,8 @@ fn left_out(unknown: usize) -> String {
 /// log has `ON` are. `exclusive` has the ids of which one at most can be enabled.
 ///
 /// # Errors
-/// The need cannot be reached, or the plans are too many to say so; says how much can be.
+/// The need cannot be reached, or the search ended before it was reached; the error has how much can be saved. Or the savings
+/// or the exclusions exceed their bounds.
 pub fn choose(
     offers: &[Offer<'_>],
     enabled: Option<&[Combination]>,
@@ -134,8 +132,8 @@ pub fn choose(
     })
 }
 
-/// What is enabled: each cluster once, as of several ids with the same one ONNX Runtime takes the last, and none that changes
-/// nothing. So a combination that is `ON` because its ids are enabled one by one is not added to them.
+/// What is enabled, reduced to the ids that take effect: of several ids of one cluster, ONNX Runtime takes the last, and an id
+/// that changes nothing is left out. So a combination that is `ON` only because its ids are enabled one by one is not repeated.
 fn kept(offers: &[Offer<'_>], enabled: Option<&[Combination]>) -> Vec<Combination> {
     let rows = || offers.iter().filter(|offer| offer.plan.is_on).map(|offer| &offer.plan.combination);
     let all: Vec<&Combination> = enabled.map_or_else(|| rows().collect(), |enabled| enabled.iter().collect());
@@ -171,7 +169,7 @@ fn sets(exclusive: &[Vec<Id>]) -> Sets<'_> {
     sets
 }
 
-/// What a plan has; some of it twice, perhaps.
+/// The exclusions of a plan, perhaps with duplicates.
 fn has<'a>(sets: &'a Sets<'a>, plan: &'a Combination) -> impl Iterator<Item = Exclusion<'a>> {
     plan.ids().iter().flat_map(move |id| {
         let sets = sets.get(&(id.cluster.as_str(), id.strategy)).into_iter().flatten();
@@ -179,8 +177,7 @@ fn has<'a>(sets: &'a Sets<'a>, plan: &'a Combination) -> impl Iterator<Item = Ex
     })
 }
 
-/// The plans among which to choose, each with what it has as numbers, and how many more there are whose savings are not
-/// known.
+/// The plans among which to choose, each with its exclusions as numbers, and the number of plans whose savings are not known.
 fn candidates(
     offers: &[Offer<'_>],
     kept: &[Combination],
@@ -202,7 +199,7 @@ fn candidates(
         let (mut keys, mut is_taken) = (Vec::new(), saving == 0);
         for exclusion in has(sets, &offer.plan.combination) {
             is_taken |= taken.contains(&exclusion);
-            // In the order of the table, so that a search that ends early ends the same each time.
+            // Numbered in the order of the table, so that a search that ends early is deterministic.
             let number = numbers.len();
             keys.push(*numbers.entry(exclusion).or_insert(number));
             if total + keys.len() > MOST_EXCLUSIONS {

@@ -159,7 +159,7 @@ pub fn evaluate(text: &str, dims: &Dims) -> Result<Fraction, ExpressionError> {
     if text.len() > MOST_BYTES {
         return Err(ExpressionError::TooLong(text.len()));
     }
-    // First without values: a faulty expression is called faulty, and all names that it needs are known at once.
+    // The first pass has no values: it reports syntax errors before missing names, and collects all names.
     let mut form = Parser { text, at: 0, depth: 0, dims: None, names: BTreeSet::new() };
     form.whole()?;
     let missing: Vec<String> =
@@ -221,7 +221,7 @@ impl<'a> Parser<'a> {
         trimmed
     }
 
-    /// Passes a token if it is next, and says where it was.
+    /// Consumes a token if it is next, and returns its position, from 1.
     fn take(&mut self, token: &str) -> Option<usize> {
         self.rest().starts_with(token).then(|| {
             self.at += token.len();
@@ -274,7 +274,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Binds closer than a sign before it, and from the right, as in Python.
+    /// Binds tighter than a sign before it, and is right-associative, as in Python.
     fn power(&mut self) -> Result<Value, ExpressionError> {
         let base = self.atom()?;
         let Some(at) = self.take("**") else { return Ok(base) };

@@ -20,7 +20,7 @@ pub struct Log {
     pub plans: Vec<Plan>,
     /// How many tables there are. `ORTModule` prints one each time it builds its graph.
     pub tables: usize,
-    /// What is enabled, where the line above the last table lists it. It has the counts that were asked for; rows have -1.
+    /// The enabled plans, if the line above the last table lists them. Their counts are the requested ones; in rows they are -1.
     pub enabled: Option<Vec<Combination>>,
     /// The rows of the last `MemoryInsight Summary`. Of the options of one row, one can be enabled.
     pub insight: Vec<Vec<Alternative>>,
@@ -203,7 +203,7 @@ impl Reader {
     }
 }
 
-/// One id, no longer than it may be.
+/// Parses exactly one id, within the bound of its length.
 fn bounded(text: &str) -> Result<Id, PlanError> {
     let combination: Combination = text.parse()?;
     match combination.ids() {
@@ -264,8 +264,8 @@ impl Row<'_> {
         let frequency = frequency.parse().map_err(|_| PlanError::Frequency(quoted(frequency)))?;
         plan.frequency = Some(frequency);
         let (saving, after) = word(rest);
-        // A saving that has no number with the first batch's dimensions is an expression with blanks. Columns are at least
-        // two blanks apart, and SymPy writes one.
+        // A saving without a value for the first batch's dimensions is printed as an expression. SymPy writes single blanks in
+        // it, while columns are at least two blanks apart.
         let expression = match printed(saving)? {
             Some(bytes) => {
                 plan.saving_bytes = Some(bytes);

@@ -169,7 +169,7 @@ impl Combination {
         &self.0
     }
 
-    /// Of its ids only some; `None` if that is none.
+    /// Keeps the ids that `belongs` accepts; `None` if there are none.
     #[must_use]
     pub fn only(&self, belongs: impl FnMut(&&Id) -> bool) -> Option<Self> {
         let ids: Vec<Id> = self.0.iter().filter(belongs).cloned().collect();
@@ -215,7 +215,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What it saves at most, bytes: with these dimensions, or without any as it was printed. `None` if nothing is known.
+    /// What it saves at most, bytes: computed with `dims`, or as printed if `dims` is empty. `None` if nothing is known.
     ///
     /// # Errors
     /// The expression has no value with these dimensions.

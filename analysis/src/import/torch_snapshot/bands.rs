@@ -14,7 +14,7 @@ use std::collections::hash_map::Entry;
 const MOST: usize = 512;
 /// The most stacks of which a moment keeps the level: 16 bytes each, 2 MiB for all moments.
 const MOST_KEPT: usize = 256;
-/// The most stacks that are tracked at a time; what others hold is nobody's.
+/// Maximum number of stacks tracked at a time. Memory of further stacks is only in the total.
 const MOST_STACKS: usize = 1 << 19;
 
 /// When something was.
@@ -28,9 +28,9 @@ struct At {
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     now: i64,
-    /// At the top, if anything changed since; else it is what is held now.
+    /// The level at the top with the number `top`. If a newer top exists, the level there is `now`.
     at_top: i64,
-    /// Which top that was.
+    /// The number of the last top before the latest change.
     top: u64,
 }
 
@@ -41,13 +41,13 @@ struct Stretch {
     /// The first moment with the highest total.
     top: At,
     end: At,
-    /// At the top, less what it was at the begin of the trace.
+    /// The total at the top, relative to the begin of the trace.
     total: i64,
     /// What the stacks with the largest levels held at the top; empty while the stretch is open.
     kept: Box<[(u32, i64)]>,
 }
 
-/// The stretches so far. Levels are less what was there at the begin, which is known at the end.
+/// The stretches so far. Levels are relative to the begin of the trace, whose levels are known only at its end.
 #[derive(Debug)]
 pub(super) struct Bands {
     closed: Vec<Stretch>,
@@ -149,7 +149,7 @@ impl Bands {
             Entry::Occupied(held) => held.into_mut(),
             Entry::Vacant(vacant) if has_room => vacant.insert(Held::default()),
             Entry::Vacant(_) => {
-                // It stays refused: what it frees later must not count against memory of which nobody saw the allocation.
+                // No further stack is added from here on: this one's releases could be counted without its allocations.
                 self.room = 0;
                 return;
             }
@@ -198,7 +198,7 @@ impl Bands {
                 keep_largest(&mut kept);
                 least = kept.last().map_or(least, |(_, level)| level.unsigned_abs());
             }
-            // A stack that is back at its level of the begin needs no place. Once stacks are refused, it would not get it again.
+            // A stack at its initial level needs no entry. Once stacks are refused it keeps it, as it could not get a new one.
             held.now != 0 || is_full
         });
         keep_largest(&mut kept);
@@ -222,7 +222,7 @@ impl Stretch {
         Self { begin, end, ..highest }
     }
 
-    /// `assumed` is what each holder had at the begin. It has that here, too, if its level was not kept.
+    /// `assumed` has each holder's level at the begin, which stands in for a level that was not kept.
     fn moment(&self, ranks: &HashMap<u32, usize>, assumed: &[u64], total_before: u64) -> BandMoment {
         let mut levels: Vec<(u64, bool)> = assumed.iter().map(|bytes| (*bytes, false)).collect();
         for (stack, relative) in &self.kept {
@@ -231,7 +231,7 @@ impl Stretch {
             }
         }
         let total = total_before.saturating_add_signed(self.total);
-        // Levels that were not kept may be too high. If the sum exceeds the total, these give way to the exact ones.
+        // Assumed levels may be too high. If the sum exceeds the total, they are cut, and exact levels are kept.
         let mut left = total;
         for is_exact in [true, false] {
             for (level, _) in levels.iter_mut().filter(|level| level.1 == is_exact) {

@@ -1,4 +1,4 @@
-//! A level over time in bounded memory, with every extreme of what is left out.
+//! A curve of allocated memory in bounded memory, which keeps the extremes of what it leaves out.
 //!
 //! Enters: a level after each event. Leaves: points, each of some consecutive events, with the lowest and the highest level of
 //! allocated memory among them. Invariant: no more than a fixed number of points; when they are full, neighbours join.

@@ -3,9 +3,11 @@
 //! Enters: a file, as a stream. Leaves: bytes, numbers and texts. Invariant: one buffer, whatever the lengths that the file
 //! names.
 
-use super::Parsed;
 use highwater_engine::recording::FileProblem;
 use std::io::{ErrorKind, Read};
+
+/// What is parsed of a snapshot. The error is in a box because every opcode of a large file returns one of these.
+pub(super) type Parsed<T> = Result<T, Box<FileProblem>>;
 
 const BUFFER: usize = 1 << 18;
 /// The longest text that is read; the rest of a longer one is passed over.

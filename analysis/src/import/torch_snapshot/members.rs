@@ -1,4 +1,4 @@
-//! The members of a snapshot's dictionaries that are of use, and their numbers among its texts.
+//! Texts of a snapshot with fixed numbers: the members of its dictionaries that are used, and the states of blocks.
 
 /// Members, in the order of their numbers from 1: `Stacks` has these texts first.
 pub(super) const MEMBERS: [&str; 20] = [

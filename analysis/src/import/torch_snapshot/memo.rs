@@ -1,9 +1,9 @@
-//! What a pickle may refer to again, by number, in few bytes each.
+//! The memo of a pickle: the values that it may refer to again by number, in two or four bytes each.
 //!
 //! Enters: values in the order in which they are remembered. Leaves: the value of a number. Invariant: two bytes a value
 //! while there are few different ones, four at most; a snapshot of gigabytes remembers tens of millions.
 
-use super::Parsed;
+use super::input::Parsed;
 use highwater_engine::recording::FileProblem;
 
 /// Values of one chunk.
@@ -121,12 +121,12 @@ impl Memo {
     }
 }
 
-/// Each says whether the chunk has become wider for it.
+/// Each function returns whether it had to widen the chunk from 16 to 32 bits a code.
 impl Chunk {
     fn push(&mut self, code: u32) -> bool {
-        let is_wider = self.has_room_for(code);
+        let is_wider = self.widen_for(code);
         match self {
-            // It fits: see above.
+            // `widen_for` has widened the chunk unless the code fits.
             Self::Narrow(codes) => codes.push(u16::try_from(code).unwrap_or(0)),
             Self::Wide(codes) => codes.push(code),
         }
@@ -134,7 +134,7 @@ impl Chunk {
     }
 
     fn set(&mut self, at: usize, code: u32) -> bool {
-        let is_wider = self.has_room_for(code);
+        let is_wider = self.widen_for(code);
         match self {
             Self::Narrow(codes) => {
                 codes.get_mut(at).into_iter().for_each(|place| *place = u16::try_from(code).unwrap_or(0))
@@ -144,7 +144,7 @@ impl Chunk {
         is_wider
     }
 
-    fn has_room_for(&mut self, code: u32) -> bool {
+    fn widen_for(&mut self, code: u32) -> bool {
         match self {
             Self::Narrow(codes) if code > u32::from(u16::MAX) => {
                 let mut wide = Vec::with_capacity(CHUNK);

@@ -33,18 +33,15 @@ const FORMAT: Format = Format {
 };
 /// The largest snapshot, unpacked, bytes.
 const MOST_BYTES: u64 = 64 << 30;
-/// Stacks that are listed of one device, and of all: holders, and failures.
+/// Maximum number of holders, and of failures, listed of one device; maximum number of both together of all devices.
 const MOST_HOLDERS: usize = 100;
 const MOST_LISTED: usize = 512;
-/// The most places whose memory is kept over time, and GPUs of which it is: they are most of a page.
+/// Maximum number of places of a GPU with memory over time, and of GPUs that have them. They take most of a page.
 const MOST_SITES: usize = 12;
 const MOST_BANDED: usize = 8;
 /// The most frames of a stack that are listed, and the longest name of a file or function, characters.
 const MOST_FRAMES: usize = 64;
 const LONGEST_NAME: usize = 150;
-
-/// What is parsed of a snapshot. The error is in a box because every opcode of a large file returns one of these.
-type Parsed<T> = Result<T, Box<FileProblem>>;
 
 /// Reads a snapshot.
 ///
@@ -58,7 +55,7 @@ pub(crate) fn tape(path: &Path, file: &LineFile) -> Result<Tape, OpenError> {
     let mut skipped = SkippedLines::default();
     for (count, what) in [
         (replay.skipped, "values that are no entries, segments or traces, or occur twice"),
-        (stacks.left_out, "texts and stacks without room"),
+        (stacks.left_out + replay.without_room, "texts and stacks without room"),
     ] {
         if let Some(count) = usize::try_from(count).ok().filter(|count| *count > 0) {
             skipped.add_many(path, count, what);
@@ -100,7 +97,7 @@ impl Timing {
         if self.has_times { time_us?.checked_mul(1_000) } else { i64::try_from(event).ok()?.checked_mul(READING_NS) }
     }
 
-    /// What was allocated after each entry, as far as that is drawn; without entries, what is in use all the time.
+    /// The curve of allocated memory, as thinned for drawing. Without entries, it is constant: the memory in use at the end.
     fn points(self, device: &replay::Device) -> Vec<(i64, Option<u64>)> {
         let absolute = |level: i64| u64::try_from(device.allocated_before.saturating_add(level)).ok();
         if device.trace.events == 0 {
@@ -180,7 +177,7 @@ fn bands(of: &bands::Banded, stacks: &Stacks, times: Timing) -> Bands {
     Bands { sites, moments }.largest(MOST_SITES)
 }
 
-/// Code that is not the program's own: of Python's frames, those of PyTorch.
+/// Parts of the paths of Python files that are not the program's own: PyTorch, other packages, Python itself.
 const NOT_OWN: [&str; 4] = ["/torch/", "site-packages/", "dist-packages/", "<frozen "];
 
 fn place(stack: u32, stacks: &Stacks) -> Place {
@@ -204,8 +201,8 @@ fn place(stack: u32, stacks: &Stacks) -> Place {
     Place { site, frames: frames.iter().take(MOST_FRAMES).map(shown).collect() }
 }
 
-/// What PyTorch did where no Python ran, by the names of its functions, the innermost first: threads of the backward pass have
-/// no Python of their own.
+/// What PyTorch did, by the names of its C++ functions, innermost first. For stacks without Python frames, such as those of the
+/// threads of the backward pass.
 fn of_cpp<'a>(names: impl DoubleEndedIterator<Item = &'a str> + Clone) -> Option<String> {
     let word =
         |text: &str| text.split(|one: char| !one.is_alphanumeric() && one != '_').next().unwrap_or_default().to_owned();

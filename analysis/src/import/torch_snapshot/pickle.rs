@@ -1,24 +1,23 @@
 //! A pickle as data: protocols 2 to 5, as far as data needs them.
 //!
 //! Enters: a file that Python's `pickle` or PyTorch's own pickler wrote. Leaves: what `values` makes of its dictionaries and
-//! lists, while it is read. Invariants: nothing is executed, and what would be is refused by name; a list or dictionary that
-//! occurs again is not copied; memory does not grow with the file, but for what it says that may occur again.
+//! lists, while it is read. Invariants: nothing is executed, and an opcode that would execute code is an error that names the
+//! code; a list or dictionary that occurs again is not copied; memory does not grow with the file, except for the memo.
 
-use super::Parsed;
-use super::input::{Input, MOST_TEXT};
+use super::input::{Input, MOST_TEXT, Parsed};
 use super::memo::{Kept, Memo};
 use super::stacks::Stacks;
 use super::values::{CONTAINER_BYTES, Dict, Sink, Top, Value};
 use highwater_engine::recording::FileProblem;
 use std::io::Read;
 
-/// The most values that wait for their container, and what they may take, bytes. Python hands over a thousand at a time.
+/// Maximum number of values that wait for their container, and of their bytes. Python's pickler adds a thousand at a time.
 const MOST_WAITING: usize = 1 << 16;
 const MOST_WAITING_BYTES: usize = 48 << 20;
 /// The most containers that are open, one inside the other.
 const MOST_OPEN: usize = 1 << 10;
-/// PyTorch's own pickler hands over a whole list at once. If more than this number of items wait, they are added to the list
-/// before that.
+/// PyTorch's own pickler appends all items of a list at once. If more than this number wait, they are added to their list
+/// early.
 const MANY: usize = 1 << 12;
 
 /// Reads a pickle.
@@ -91,15 +90,15 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                 self.drop_to_mark()?;
                 self.push(Value::Other)
             }
-            // Items of a set.
+            // ADDITEMS of a set, and POP_MARK.
             0x90 | b'1' => self.drop_to_mark(),
-            // What is thrown away here may occur again.
+            // POP: the memo may still refer to the value.
             b'0' => self.pop().and_then(|value| self.consume(value)).map(drop),
             _ => self.seldom(opcode),
         }
     }
 
-    /// What snapshots have once, or never.
+    /// Opcodes that a snapshot has once or never.
     #[cold]
     fn seldom(&mut self, opcode: u8) -> Parsed<()> {
         match opcode {
@@ -223,7 +222,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         self.push(Value::Text(text))
     }
 
-    /// Values since the last mark, and the mark.
+    /// Removes the last mark, and returns where the values after it begin.
     fn since_mark(&mut self) -> Parsed<usize> {
         let begin = self.marks.pop().ok_or_else(no_mark)?;
         if begin > self.values.len() || self.marks.last().is_some_and(|outer| begin < *outer) {
@@ -233,7 +232,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         }
     }
 
-    /// Values that are of no use but for what they contain.
+    /// Drops the values since the last mark. Completes them first, as the memo may refer to them again.
     fn drop_to_mark(&mut self) -> Parsed<()> {
         let begin = self.since_mark()?;
         for value in self.values.split_off(begin) {
@@ -274,7 +273,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         self.append(begin)
     }
 
-    /// Puts all values since the last mark into their list, before another one comes.
+    /// Adds the values since the last mark to their list, before the pickle's own opcode does, if they belong to a list.
     #[cold]
     fn append_early(&mut self) -> Parsed<()> {
         let begin = self.marks.last().copied().unwrap_or(0);
@@ -303,7 +302,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         Ok(())
     }
 
-    /// A value of which nothing more will come, as it goes into another one.
+    /// Completes a value that is used or dropped: no items are added to it any more.
     #[inline]
     fn consume(&mut self, value: Value) -> Parsed<Value> {
         let (slot, weight, value) = match value {
@@ -364,7 +363,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                 return self.recall(at);
             }
             Some(Kept::Gone) => {
-                // An entry or a segment that occurs again is none.
+                // An entry or a segment that occurs again is counted and ignored.
                 self.sink.skipped(1);
                 Value::Other
             }
@@ -378,7 +377,10 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
 }
 
 impl<R: Read, S: Sink> Machine<'_, R, S> {
-    /// Something occurs again that waits for its list. It is complete, unless it is the one to which items are added now.
+    /// Completes a container that the pickle refers to again while it waits on the stack.
+    ///
+    /// # Errors
+    /// Items are still being added to it, so it would contain itself.
     #[cold]
     fn complete(&mut self, slot: usize, place: usize) -> Parsed<()> {
         let is_it = match self.values.get(place) {

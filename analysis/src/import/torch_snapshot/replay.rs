@@ -1,13 +1,13 @@
 //! What an allocator's memory was, replayed from its trace: its level over time, the peak, and who held it then.
 //!
 //! Enters: segments, and the entries of traces in their order. Leaves: by device, the curves of allocated and reserved
-//! memory, the peak with its holders, and failures. Invariants: what PyTorch's own visualiser computes: memory that is freed
-//! without having been allocated in the trace, and blocks that never were, have been there from the begin; everything is done
-//! in one pass, in memory that grows with what is allocated at a time and not with the trace.
+//! memory, the peak with its holders, and failures. Invariants: the results are those of PyTorch's own visualiser; memory that
+//! is freed, or in use at the end, without an allocation in the trace counts from the begin; one pass is enough, in memory that
+//! grows with what is allocated at a time and not with the trace.
 
-use super::Parsed;
 use super::bands::{Banded, Bands};
 use super::curve::{AllocatorCurve, Level};
+use super::input::Parsed;
 use super::stacks::{NONE, Stacks};
 use super::values::{Entry, MOST_DEVICES, Segment, Sink, Top};
 use highwater_engine::recording::FileProblem;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The most allocations at a time of all traces, and the most blocks of all segments.
 const MOST_LIVE: usize = 1 << 20;
-/// The most stacks of which each trace keeps what they hold, of all traces; what others hold is nobody's.
+/// Maximum number of stacks with totals, over all traces. Memory of further stacks counts as that of an unknown stack.
 const MOST_HELD: usize = 1 << 19;
 /// The most failures that are listed of one trace.
 const MOST_FAILURES: usize = 64;
@@ -24,9 +24,9 @@ const MOST_FAILURES: usize = 64;
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     now: (i64, i64),
-    /// At the peak, if anything changed since; else it is what is held now.
+    /// What it held at the peak with the number `peak`. If a newer peak exists, it held `now` there.
     at_peak: (i64, i64),
-    /// Which peak that was.
+    /// The number of the last peak before the latest change.
     peak: u32,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Failure {
     pub stack: u32,
 }
 
-/// One trace. Levels are less what was there at the begin, which is known at the end.
+/// One trace. Levels are relative to its begin, whose levels are known only at its end.
 #[derive(Debug, Default)]
 pub(super) struct DeviceTrace {
     pub events: u64,
@@ -52,7 +52,7 @@ pub(super) struct DeviceTrace {
     last_us: Option<i64>,
     allocated: i64,
     reserved: i64,
-    /// Of allocations that the trace has not, what was freed in it.
+    /// Bytes that were freed in the trace without having been allocated in it.
     freed_before: i64,
     live: HashMap<u64, (u64, u32)>,
     held: HashMap<u32, Held>,
@@ -61,7 +61,7 @@ pub(super) struct DeviceTrace {
     peaks: u32,
     pub curve: AllocatorCurve,
     bands: Bands,
-    /// Of `freed_before`, what each stack had.
+    /// `freed_before` by stack.
     before: HashMap<u32, u64>,
     pub failures: Vec<Failure>,
     pub failures_left_out: u64,
@@ -107,6 +107,8 @@ pub(super) struct Replay {
     live: usize,
     held: usize,
     pub skipped: u64,
+    /// Entries whose stack is not kept.
+    pub without_room: u64,
 }
 
 /// The segments of a device at the end. Bytes.
@@ -115,7 +117,7 @@ pub(super) struct Segments {
     pub reserved: u64,
     /// Of that, blocks in use.
     pub in_use: u64,
-    /// Of these, what was asked for, where all of them have that.
+    /// What was requested for these blocks; `None` if that of any of them is not known.
     pub requested: Option<u64>,
 }
 
@@ -157,7 +159,7 @@ impl Replay {
             oom: text("oom"),
         };
         let (traces, blocks, segments) = (Vec::new(), Vec::new(), BTreeMap::new());
-        Self { actions, traces, blocks, segments, live: 0, held: 0, skipped: 0 }
+        Self { actions, traces, blocks, segments, live: 0, held: 0, skipped: 0, without_room: 0 }
     }
 
     /// Returns the result for each device that has a trace or memory.
@@ -190,8 +192,7 @@ impl Sink for Replay {
         let (live, held) = (trace.live.len(), trace.held.len());
         let has_room = self.held < MOST_HELD || trace.held.contains_key(&entry.stack);
         trace.add(&self.actions, &Entry { stack: if has_room { entry.stack } else { NONE }, ..entry })?;
-        // What is not kept of stacks is counted once for each of their allocations.
-        self.skipped += u64::from(!has_room);
+        self.without_room += u64::from(!has_room);
         self.live = self.live + trace.live.len() - live;
         self.held = self.held + trace.held.len() - held;
         if self.live > MOST_LIVE {
@@ -270,7 +271,7 @@ impl DeviceTrace {
                 self.bands.change(self.events, time_us, entry.stack, -size);
                 let before = self.before.entry(entry.stack).or_default();
                 *before = before.saturating_add(entry.size);
-                // It was there at the peak, as that lies before.
+                // This memory was there at the last peak, which lies before its release.
                 let held = self.touch(entry.stack);
                 held.at_peak = (held.at_peak.0.saturating_add(size), held.at_peak.1 + 1);
             }

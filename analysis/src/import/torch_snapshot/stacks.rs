@@ -1,17 +1,17 @@
 //! Texts, frames and stacks of a snapshot, each once.
 //!
-//! Enters: texts, frames and lists of frames, most of them many times. Leaves: their numbers. Invariants: bounded in bytes;
-//! what finds no room has a number that says so, and is counted.
+//! Enters: texts, frames and lists of frames, most of them many times. Leaves: their numbers. Invariants: all are
+//! bounded; what exceeds a bound gets the number [`NONE`], and is counted.
 
 use super::members::MEMBERS;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-/// The number of what found no room, and of the stack without frames.
+/// The number of texts, frames and stacks beyond the bounds, and of the empty stack.
 pub(super) const NONE: u32 = 0;
 /// The line of a frame that has none.
 pub(super) const NO_LINE: u32 = u32::MAX;
-/// Bytes of all texts, and of one.
+/// Maximum bytes of all texts, and number of texts.
 const MOST_TEXT_BYTES: usize = 16 << 20;
 const MOST_TEXTS: usize = 1 << 18;
 /// Frames, and places in all stacks.
@@ -43,7 +43,7 @@ pub(super) struct Stacks {
     places: Vec<u32>,
     /// Stacks by the hash of their frames.
     by_hash: HashMap<u64, Vec<u32>>,
-    /// With a key of its own, or a file could have all stacks of one hash.
+    /// Randomly keyed: otherwise a crafted file could give all stacks the same hash.
     hasher: RandomState,
     /// What found no room.
     pub left_out: u64,
@@ -143,7 +143,7 @@ impl Stacks {
     }
 }
 
-/// Bounds keep all of them far below.
+/// A length as a number. The bounds keep every length far below `u32::MAX`.
 fn number(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(NONE)
 }

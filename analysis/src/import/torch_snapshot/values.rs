@@ -1,9 +1,9 @@
 //! What the dictionaries and lists of a snapshot are: segments with their blocks, entries of traces, frames of stacks.
 //!
-//! Enters: dictionaries and lists as their items come. Leaves: segments and entries, one by one, to a `Sink`. Invariants: known
-//! by their members and not by where they are; what is not known is passed over.
+//! Enters: dictionaries and lists, item by item. Leaves: segments and entries, one by one, to a `Sink`. Invariants: a
+//! dictionary is recognized by its members and not by its position; an unknown one is ignored.
 
-use super::Parsed;
+use super::input::Parsed;
 use super::members::{
     ACTION, ACTIVE_ALLOCATED, ACTIVE_AWAITING_FREE, ACTIVE_PENDING_FREE, ADDR, ADDRESS, BLOCKS, DEVICE, DEVICE_FREE,
     DEVICE_TRACES, FILENAME, FRAMES, LINE, MEMBERS, NAME, REQUESTED_SIZE, SEGMENTS, SIZE, STATE, TIME_US, TOTAL_SIZE,
@@ -78,8 +78,9 @@ pub(super) struct Top {
 pub(super) enum Value {
     #[default]
     Other,
-    /// A number that fits, or one above that.
+    /// An integer.
     Int(i64),
+    /// An integer above `i64::MAX`.
     Large(u64),
     Text(u32),
     Frame(u32),
@@ -149,10 +150,10 @@ impl Value {
     }
 }
 
-/// A dictionary whose items come.
+/// A dictionary that is still being filled.
 #[derive(Debug, Default)]
 pub(super) struct Dict {
-    /// Under which number it is remembered.
+    /// Its number in the memo, if it has one.
     pub slot: Option<usize>,
     /// The bytes that it takes, about.
     pub weight: usize,
@@ -189,7 +190,7 @@ impl Dict {
         if let Some(Value::Stack(stack)) = self.of(FRAMES) { *stack } else { NONE }
     }
 
-    /// What it is.
+    /// Converts the complete dictionary into the value that its members identify.
     pub fn done(mut self, stacks: &mut Stacks) -> Value {
         if let Some(action) = self.text(ACTION) {
             let time_us = if let Some(Value::Int(us)) = self.of(TIME_US) { Some(*us) } else { None };
@@ -241,13 +242,13 @@ impl Dict {
     }
 }
 
-/// A list whose items come.
+/// A list that is still being filled.
 #[derive(Debug, Default)]
 pub(super) struct List {
-    /// Under which number it is remembered.
+    /// Its number in the memo, if it has one.
     pub slot: Option<usize>,
     items: Items,
-    /// Items of no use that came before it was known what the list is of.
+    /// Number of unusable items before the first usable one, which determines the type of the list.
     odd: usize,
 }
 
@@ -263,7 +264,7 @@ enum Items {
 }
 
 impl List {
-    /// Adds a frame to a list of frames; whether it is one.
+    /// Adds a frame if this list is empty, or has frames and room for more; returns whether it was added.
     #[inline]
     pub fn push_frame(&mut self, frame: u32) -> bool {
         match &mut self.items {
@@ -285,7 +286,8 @@ impl List {
         }
     }
 
-    /// Adds an item. What it is a list of is known by its first item of use; what does not belong there is counted.
+    /// Adds an item. The first usable item determines the type of the list; later items of another type are counted
+    /// as skipped.
     #[inline]
     pub fn push(&mut self, item: Value, sink: &mut impl Sink) -> Parsed<()> {
         match (&mut self.items, item) {
@@ -302,7 +304,7 @@ impl List {
             // The trace of a device that did nothing.
             (Items::Traces(traces), Value::Stack(NONE)) => traces.push(None),
             (Items::Traces(traces), _) => {
-                // Those that follow are of other devices.
+                // Keeps the place: a trace's position is its device.
                 traces.push(None);
                 sink.skipped(1);
             }

@@ -3,13 +3,13 @@
 
 const seconds = (ns) => ns === null ? null : ns / 1e9;
 const bytes = (value) => value === null ? "not known" : gib(value);
-// A time after a recording's begin, and a stretch of time: readings have numbers where nothing is known of their times.
+// A time after a recording's begin, and a duration. Recordings without times have numbers of readings instead.
 const moment = (recording, ns) => ns === null ? "not known"
   : recording.times === "readings" ? `reading ${Math.round(ns / 1e6)}` : duration(seconds(ns));
 const stretch = (recording, ns) => recording.times === "readings" ? `${Math.round(ns / 1e6)} readings` : duration(seconds(ns));
 const percent = (ratio) => ratio === null ? "" : `${ratio > 0 ? "+" : ""}${(ratio * 100).toFixed(1)} %`;
 
-// By how much a recording is moved so that it begins at a step; null if the page does not have that step.
+// By how much a recording is moved so that this step begins at 0; null if the page does not have that step.
 function shiftOf(recording, step) {
   const { columns, rows } = recording;
   for (let i = 0; i < recording.spans; i++) {
@@ -25,7 +25,7 @@ function placeAll(report) {
   for (const recording of together) recording.shift = seconds(recording.offset_ns);
   for (const recording of report.recordings) if (!together.includes(recording)) recording.shift = 0;
   const move = (recordings) => {
-    // What jobs said counts before what a profiler counted.
+    // The steps that jobs sent have precedence over those of a profiler's trace.
     const order = [...recordings].sort((a, b) => Number(a.trace !== null) - Number(b.trace !== null));
     const found = order.map((recording) => [recording, shiftOf(recording, report.align_step)]).find(([, by]) => by !== null);
     const by = found ? found[1] - found[0].shift : 0;
@@ -41,7 +41,7 @@ function placeAll(report) {
 
 // Curves that are shown at first: there are as many colors.
 const MOST_SHOWN = 8;
-// Lanes that are drawn: a canvas has a highest height.
+// Maximum number of lanes that are drawn: the height of a canvas is limited.
 const MOST_LANES = 64;
 function seriesOf(report) {
   const series = [], several = report.recordings.length > 1;
@@ -110,7 +110,7 @@ function about(report) {
   const title = one ? one.name : `${report.recordings.length} recordings`;
   const notices = [...new Set(report.recordings.map(({ notice }) => notice).filter(Boolean))];
   return [element("h1", {}, title), ...notices.map((notice) => element("p", { class: "notice", role: "status" }, notice)), parts.length ? element("p", { class: "about" }, ...parts.filter(Boolean).flatMap((part, at) =>
-    // Names from a file must not turn round what stands beside them.
+    // Right-to-left characters in names from a file must not reorder the text beside them.
     [at ? " · " : "", element("bdi", {}, part)])) : null,
     one?.note ? element("p", { class: "about" }, element("code", {}, one.note)) : null,
     one?.headline ? element("p", { class: "headline" }, one.headline) : null,

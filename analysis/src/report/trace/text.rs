@@ -99,7 +99,7 @@ fn kind(kind: &Kind) -> String {
     serde_json::to_value(kind).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// A trace without steps is one, with all that is in it.
+/// The number of a step. `None` stands for the whole of a trace without steps.
 fn step_of(step: Option<u64>) -> String {
     step.map_or_else(|| "all".to_owned(), |step| step.to_string())
 }

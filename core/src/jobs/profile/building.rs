@@ -4,16 +4,16 @@
 //! account before it is taken. Absent on purpose: which layers there may be.
 
 use super::code::{self, Last, MOST_RECORD_BYTES, Numbered};
-use super::{LayerNames, Profile, Top, totals};
+use super::complete::{LayerNames, Profile, Top, totals};
 use crate::jobs::account::{Account, Reservation, Resource};
 use crate::jobs::event::Event;
 use crate::jobs::refusal::Refusal;
 use std::sync::Arc;
 
-/// The most records of one profile: a job's 4,096 layers have half of these in a forward and a backward pass.
+/// Maximum number of records of one profile: twice the records that 4,096 layers have in a forward and a backward pass.
 const MOST_RECORDS: usize = 1 << 14;
-/// The least that a record counts on the account, bytes, however few it takes here: it takes more in answers and in files,
-/// which are thereby bounded too.
+/// Minimum bytes that a record counts on the account, even if its code is shorter: it takes more in answers and in files, which
+/// this bounds too.
 const LEAST_RECORD_BYTES: usize = 16;
 /// By how much the bytes of a profile grow, at least.
 const LEAST_GROWTH_BYTES: usize = 1 << 10;
@@ -118,14 +118,15 @@ impl Profiles {
         self.building.as_deref().filter(|building| building.step == step)
     }
 
-    /// Whether the last record was refused, and nothing has changed since that could make room. Then not every rank needs
-    /// to be looked at for each further one, whatever its step.
+    /// Whether the last record was refused, and nothing has changed since that could make room. Then a further record does not
+    /// search all ranks for room again, whatever its step.
     pub fn was_refused(&self) -> bool {
         self.was_refused
     }
 
-    /// Whether a record of this step comes after the end of its profile: while another step is open, one of an earlier
-    /// step or of the whole profile's; while none is, one of the whole profile's unless another is being built.
+    /// Whether a record of this step comes after the end of its profile. While another step is open, that is a record of an
+    /// earlier step, or of the step of the whole profile. While no step is open, it is a record of the step of the whole profile,
+    /// unless another profile is being built.
     pub fn is_late(&self, step: Option<u64>, open: Option<Option<u64>>) -> bool {
         let Some(number) = step else { return false };
         let is_done = self.whole.as_ref().is_some_and(|whole| whole.step == step);
@@ -180,7 +181,7 @@ impl Profiles {
         self.was_refused = true;
     }
 
-    /// The profile of this step, which goes on or begins; one of another step is whole then.
+    /// The profile of this step, which is created if needed. The profile of another step is completed first.
     fn enter(&mut self, step: Option<u64>, names: &Arc<LayerNames>, top: usize) -> &mut Building {
         if self.of_step(step).is_none() {
             self.complete();
@@ -188,9 +189,9 @@ impl Profiles {
         self.building.get_or_insert_with(|| Box::new(Building::new(step, names, top)))
     }
 
-    /// A step begins, while perhaps another is open: a profile of another is whole. Records that came before the begin of
-    /// their own step, as those of another batch may, stay. Those of a step that was open and begins again are of an
-    /// attempt that came to nothing: returns how many are dropped.
+    /// Starts a step; `open` is the step that is open so far. Completes the profile of any other step. Records of this step that
+    /// came before its begin, as those of another batch may, stay. If this step was open and starts again, its records so far are
+    /// dropped; returns how many.
     pub fn begin_step(&mut self, step: Option<u64>, open: Option<Option<u64>>) -> u64 {
         self.was_refused = false;
         if step.is_none() || self.of_step(step).is_none() {
@@ -201,7 +202,7 @@ impl Profiles {
         0
     }
 
-    /// The step ends, or the rank: there will be no more of it.
+    /// Completes the profile, because its step or its rank has ended.
     pub fn end_step(&mut self) {
         self.was_refused = false;
         self.complete();

@@ -101,7 +101,7 @@ pub(super) fn encode(encoded: &mut Vec<u8>, last: &mut Last, record: &Numbered) 
     *last = last.after(flags, number, record);
 }
 
-/// The record at a position, which moves behind it. `None` at the end.
+/// The record at a position, which advances past it. `None` at the end.
 pub(super) fn decode(encoded: &[u8], at: &mut usize, last: &mut Last) -> Option<Numbered> {
     let flags = take(encoded, at)? ^ last.flags;
     let has = |bit: u32| flags >> bit & 1 == 1;

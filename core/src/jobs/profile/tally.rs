@@ -1,12 +1,28 @@
 //! What many records are together: totals, and the layers with the most activations.
 //!
-//! Enters: records, each with the number of its layer. Leaves: totals of all. Invariants: takes as much room as there are
-//! different layers, whatever their numbers; sums of untrusted numbers end at the largest. Absent on purpose: names.
+//! Enters: records, each with the number of its layer. Leaves: totals of all. Invariants: memory grows with the number of
+//! different layers, whatever their numbers are; sums of untrusted numbers saturate. Absent on purpose: names.
 
-use super::Totals;
 use crate::wire::{Direction, Layer};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+
+/// Totals of a profile's records, in bytes except for the number of layers; `None` if no record has the value.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Different layers.
+    pub layers: u64,
+    /// Sum of the activations of all forward records.
+    pub activations: Option<u64>,
+    /// Sum of the layers' parameters, each layer once.
+    pub parameters: Option<u64>,
+    /// Sum of what was gathered.
+    pub gathered: Option<u64>,
+    /// The most that was in live tensors after a layer.
+    pub allocated_max: Option<u64>,
+    /// The most that the allocator held after a layer.
+    pub reserved_max: Option<u64>,
+}
 
 /// The records so far.
 #[derive(Debug, Clone, Default)]

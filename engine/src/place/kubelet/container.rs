@@ -19,7 +19,7 @@ pub enum Home {
     Host,
     /// In this container.
     Container(Container),
-    /// In a container that no link names, or not yet: the kubelet makes the link when it has started the container.
+    /// In a container without a link. The kubelet may still make the link, just after it has started the container.
     Unlinked(Arc<str>),
     /// Possibly in a container, but in an unknown one.
     #[default]

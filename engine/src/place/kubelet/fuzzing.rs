@@ -1,7 +1,8 @@
 //! Fuzzes the kubelet's answers and the control groups of processes.
 
 use super::container::Home;
-use super::{Listed, wire};
+use super::lists::Listed;
+use super::wire;
 use highwater_core::fuzzing::parts;
 use highwater_core::jobs::Container;
 use prost::Message as _;

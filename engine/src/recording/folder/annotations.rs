@@ -3,7 +3,7 @@
 //! A file is checked once and then read again while it is played, so that a recording of hours needs no more memory
 //! than one of seconds. Only a file whose times go back is kept whole, to be sorted.
 
-use super::Folder;
+use super::files::TextFolder;
 use crate::recording::FileProblem;
 use crate::recording::lines::{LineFile, SkippedLines};
 use crate::recording::tape::Words;
@@ -57,7 +57,7 @@ struct Line {
 }
 
 /// Checks the annotations of every rank.
-pub(super) fn read(folder: &Folder, skipped: &mut SkippedLines) -> Result<Ranks, OpenError> {
+pub(super) fn read(folder: &TextFolder, skipped: &mut SkippedLines) -> Result<Ranks, OpenError> {
     let job = Arc::new(Job { name: folder.name.clone(), world_size: u32::try_from(folder.annotations.len()).ok() });
     let ranks = folder.annotations.iter().map(|path| RankFile::read(LineFile::open(path)?, &job, skipped));
     Ok(Ranks(ranks.collect::<Result<_, _>>()?))

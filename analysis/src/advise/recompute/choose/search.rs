@@ -2,12 +2,14 @@
 //!
 //! Enters: candidates, each with a saving and keys; two with a key in common exclude each other. Leaves: the best set, or
 //! the largest one where none suffices. Invariants: exact, unless there are too many candidates or the search takes too
-//! long, which it says; it then still finds what taking the largest ones first finds.
+//! long, which the result reports; the result is then at least as good as that of a greedy search.
 
-use super::MOST_SEARCHED;
 use std::collections::HashMap;
 
-/// How many looks at a candidate or at one of its keys each of the two parts of a search may take.
+/// The most plans among which the best are searched. Of more, the largest are taken until they suffice.
+pub const MOST_SEARCHED: usize = 512;
+
+/// Maximum number of candidates and keys that each of the two parts of a search looks at.
 const MOST_LOOKS: u64 = 10_000_000;
 
 /// A number that can be chosen.
@@ -17,9 +19,9 @@ pub(super) struct Candidate {
     pub saving: u64,
     /// What no two chosen ones have in common.
     keys: Vec<usize>,
-    /// A key that stands for all with which this one is counted in a bound: of one home at most one can be chosen.
+    /// The group in which bounds count this candidate. Its members exclude each other, so at most one of them can be chosen.
     home: usize,
-    /// Which earlier one must be chosen before this one may be: it saves as much and excludes no more.
+    /// An earlier candidate that must be chosen before this one: it saves as much and excludes no more, so it is never worse.
     before: Option<usize>,
 }
 
@@ -68,7 +70,7 @@ pub(super) fn search(mut candidates: Vec<Candidate>, need: u64) -> Selection {
         return search.found(is_exact);
     }
     search.looks = MOST_LOOKS;
-    // The largest set is one that suffices: the first of it that do are a choice, and none of more is better.
+    // The set that was found suffices, so the best choice has at most as many candidates.
     let most = search.best.as_ref().map_or(0, |(_, positions)| positions.len());
     for count in 1..=most {
         let sufficient = search.best.take();
@@ -88,14 +90,14 @@ pub(super) fn search(mut candidates: Vec<Candidate>, need: u64) -> Selection {
     search.found(is_exact)
 }
 
-/// Sorts candidates by falling savings, and gives each what bounds need.
+/// Sorts candidates by descending savings, and sets `home` and `before` of each.
 fn prepare(candidates: &mut [Candidate]) {
     let mut shared: HashMap<usize, usize> = HashMap::new();
     for key in candidates.iter().flat_map(|one| &one.keys) {
         *shared.entry(*key).or_default() += 1;
     }
     candidates.sort_by(|left, right| right.saving.cmp(&left.saving).then(left.position.cmp(&right.position)));
-    // Numbers of homes: those of keys, and for one that excludes nobody a number of its own after them.
+    // A home has the number of a key. A candidate that excludes no other has a number of its own after all keys.
     let after_keys = shared.keys().max().map_or(0, |key| key + 1);
     let mut free: Option<(usize, u64)> = None;
     let mut last: Option<(u64, Vec<usize>)> = None;
@@ -138,7 +140,7 @@ struct Search<'a> {
     /// By home, the round in which a bound last counted it.
     seen: Vec<u64>,
     round: u64,
-    /// What is left of them; 0 ends the search.
+    /// Remaining looks; 0 ends the search.
     looks: u64,
     /// The candidates that are chosen.
     chosen: Vec<usize>,
@@ -257,7 +259,7 @@ impl Search<'_> {
         }
         let before = self.best.take();
         self.keep();
-        // Fewer bytes, and among as many the earlier in the table.
+        // Fewer bytes win; of equally many, the positions earlier in the table.
         self.best = before.into_iter().chain(self.best.take()).min();
     }
 

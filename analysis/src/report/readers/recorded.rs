@@ -1,8 +1,10 @@
 //! A report on a recording in the product's own format, row by row, so that its size does not matter.
 
-use super::curve::Point;
-use super::spans::{Ended, Spans};
-use super::{FirstSaid, Found, Gpu, Layers, Origin, Report, Room, index_of, peaks_of};
+use crate::report::curve::Point;
+use crate::report::layers::Layers;
+use crate::report::model::{FirstSaid, Found, Gpu, Origin, Report, index_of, peaks_of};
+use crate::report::room::Room;
+use crate::report::spans::{Ended, Spans};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
@@ -79,7 +81,7 @@ fn interval(
     let (mut begin_ns, mut end_ns) = (file.meta::<i64>("begin_ns"), file.meta::<i64>("end_ns"));
     let is_noted = begin_ns.is_some();
     for (gpu, (_, until_ns)) in devices {
-        // Apart, so that the index answers each: together they would read every row.
+        // Two subqueries, so that SQLite answers each from the index. Both aggregates in one query would read every row.
         let query =
             "SELECT (SELECT min(at_ns) FROM samples WHERE gpu = ?1), (SELECT max(at_ns) FROM samples WHERE gpu = ?1)";
         let found = file.rows("samples", query, (*gpu).into(), 1, |row| Ok((number(row, 0)?, number(row, 1)?)))?;

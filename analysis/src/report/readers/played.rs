@@ -1,10 +1,12 @@
 //! A report on a recording that has no phases and findings of its own: they are derived as the daemon derives them.
 
-use super::curve::Point;
-use super::spans::{Ended, Spans};
-use super::{FirstSaid, Found, Gpu, Layers, Origin, Report, Room, peaks_of};
 use crate::formats::FileFormat;
 use crate::replay;
+use crate::report::curve::Point;
+use crate::report::layers::Layers;
+use crate::report::model::{FirstSaid, Found, Gpu, Origin, Report, peaks_of};
+use crate::report::room::Room;
+use crate::report::spans::{Ended, Spans};
 use highwater_core::detect::Finding;
 use highwater_core::phases::{Attributed, PhaseMemory};
 use highwater_core::source::{OpenError, Source as _};
@@ -43,7 +45,7 @@ pub(super) fn open(format: FileFormat, path: &Path, room: Room, settings: &Setti
     };
     let mut skipped = replay.skipped().clone();
     if refused > 0 {
-        skipped.add_many(path, refused, "annotations that are refused: serve --source replay: logs why");
+        skipped.add_many(path, refused, "annotations were refused; `highwater serve --source replay:FILE` logs why");
     }
     let name = path.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let format = replay.format();
@@ -113,7 +115,7 @@ fn derived(replay: &Arc<Replay>, settings: &Settings, mut spans: Spans, mut laye
             for attributed in new {
                 let ended = ended(&attributed);
                 let gpus = attributed.gpus.iter().filter_map(|gpu| attributed.uuid_of(gpu));
-                // Steps are enough: a rank that has none is on a GPU that is not known.
+                // Only steps are used. The GPUs of a rank without steps stay unknown.
                 if attributed.ended.open.kind == Kind::Step {
                     let of: &mut BTreeSet<String> = gpus_of.entry((ended.job.clone(), ended.rank)).or_default();
                     of.extend(gpus.map(str::to_owned));

@@ -1,7 +1,10 @@
 //! A report on traces of FairScale's `LayerwiseMemoryTracker`: layers and their memory, without times.
 
-use super::{Layers, Origin, Report, Room, Spans};
 use crate::import::{fairscale, json_of};
+use crate::report::layers::Layers;
+use crate::report::model::{Origin, Report};
+use crate::report::room::Room;
+use crate::report::spans::Spans;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Layer;
 use highwater_engine::recording::{LayerRecord, READING_NS, SkippedLines, Times, refuse};
@@ -52,7 +55,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     })
 }
 
-/// The object that the file is. Its records have their numbers for times.
+/// Reads the object that is the whole file. The time of a record is its number.
 struct Whole<F>(F);
 
 impl<'de, F: FnMut(&LayerRecord)> Visitor<'de> for Whole<F> {

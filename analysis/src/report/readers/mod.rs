@@ -1,0 +1,45 @@
+//! Reads recordings of every format into reports.
+
+mod layered;
+mod logged;
+mod played;
+mod recorded;
+mod trace;
+
+use super::model::Report;
+use super::room::Room;
+use crate::formats::FileFormat;
+use highwater_core::source::OpenError;
+use highwater_engine::offline::Settings;
+use std::path::Path;
+
+impl Report {
+    /// Reads a recording of any format. A recording without phases and findings of its own is played through the
+    /// detectors with these settings.
+    ///
+    /// # Errors
+    /// It is missing, is not a recording, or exceeds the bounds of `docs/recordings.md`.
+    pub fn open(path: &Path, room: Room, settings: &Settings) -> Result<Self, OpenError> {
+        let format = FileFormat::of(path)?;
+        match format {
+            FileFormat::Own => recorded::open(path, room),
+            FileFormat::Kineto => trace::open(path, room),
+            FileFormat::FairScale => layered::open(path, room),
+            FileFormat::TrainingLog => logged::open(path, room),
+            FileFormat::Folder
+            | FileFormat::OnnxRuntime
+            | FileFormat::NvidiaSmi
+            | FileFormat::Nvprof
+            | FileFormat::NsightSystems
+            | FileFormat::TorchSnapshot => played::open(format, path, room, settings),
+        }
+    }
+
+    /// Reads a recording in our own format, as captures are.
+    ///
+    /// # Errors
+    /// It is missing, or is not such a recording.
+    pub fn open_own(path: &Path, room: Room) -> Result<Self, OpenError> {
+        recorded::open(path, room)
+    }
+}

@@ -1,0 +1,93 @@
+//! Reads traces of PyTorch's profiler.
+//!
+//! Enters: a trace. Leaves: a report without memory, whose steps and phases are what the GPUs did. Invariant: numbers are of
+//! all events, and only what is drawn is joined and thinned.
+
+use crate::import::bytes_of;
+use crate::kineto::{self, Activity, Stretch};
+use crate::report::layers::Layers;
+use crate::report::model::{Origin, Report};
+use crate::report::room::Room;
+use crate::report::spans::{Ended, Spans};
+use crate::report::trace::Traced;
+use highwater_core::source::OpenError;
+use highwater_core::wire::Kind;
+use highwater_engine::recording::{SkippedLines, Times, is_too_long, refuse};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What a trace does not contain, for people.
+const MISSING: &[&str] = &["the memory of GPUs", "findings"];
+
+/// Reads a trace.
+pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
+    let trace = kineto::read(bytes_of(path, kineto::MOST_BYTES)?);
+    let trace = trace.map_err(|error| refuse("recording_unreadable", path, error))?;
+    let clock_ns = trace.clock_ns();
+    // One event with a wrong time must not hide all others: what is far from the one in the middle is not drawn.
+    let middle_ns = trace.ops.get(trace.ops.len() / 2).map_or(0, |op| op.begin_ns);
+    let is_near = |at_ns: i64| !is_too_long(at_ns.min(middle_ns), at_ns.max(middle_ns));
+    let rank = trace.rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(0);
+    let (mut spans, mut far) = (Spans::new(room.spans, Vec::new()), 0);
+    let (mut begin_ns, mut end_ns) = (i64::MAX, i64::MIN);
+    let analysis = kineto::analyse_and_draw(&trace, |stretch| {
+        if !is_near(stretch.begin_ns) || !is_near(stretch.end_ns) {
+            far += 1;
+            return;
+        }
+        let ended = ended(&stretch, rank, clock_ns.unwrap_or(0));
+        (begin_ns, end_ns) = (begin_ns.min(ended.begin_ns), end_ns.max(ended.end_ns));
+        spans.push(ended);
+    });
+    let analysis = analysis.map_err(|error| refuse("recording_unreadable", path, error))?;
+    spans.lose(far);
+    spans.finish();
+    let origin = Origin {
+        format: "PyTorch profiler trace",
+        host: None,
+        source: None,
+        note: None,
+        state: trace.is_cut_short.then(|| "cut_short".to_owned()),
+        period_ns: None,
+        times: if clock_ns.is_some() { Times::Unix } else { Times::Relative },
+        missing: MISSING.to_vec(),
+    };
+    let trace = trace.without_work();
+    Ok(Report {
+        name: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+        origin,
+        begin_ns: begin_ns.min(end_ns),
+        end_ns,
+        gpus: Vec::new(),
+        spans,
+        gpus_of: BTreeMap::new(),
+        findings: None,
+        layers: Layers::default(),
+        skipped: SkippedLines::default(),
+        trace: Some(Traced { analysis, trace }),
+        logged: Vec::new(),
+    })
+}
+
+/// A stretch as a step or a phase. The GPU takes the place of the job, as several GPUs of one process have the same rank.
+fn ended(stretch: &Stretch, rank: u32, clock_ns: i64) -> Ended {
+    let (kind, name) = match stretch.activity {
+        Activity::Step => (Kind::Step, "step"),
+        Activity::Compute => (Kind::Phase, "compute"),
+        Activity::Communication => (Kind::Phase, "comm"),
+        Activity::Memory => (Kind::Phase, "copy"),
+        Activity::WaitsForData => (Kind::Phase, "idle (data)"),
+        Activity::WaitsForHost => (Kind::Phase, "idle (host)"),
+        Activity::WaitsOtherwise => (Kind::Phase, "idle (other)"),
+    };
+    Ended {
+        job: format!("GPU {}", stretch.device),
+        rank,
+        kind,
+        name: name.to_owned(),
+        step: stretch.step,
+        begin_ns: stretch.begin_ns.saturating_add(clock_ns),
+        end_ns: stretch.end_ns.saturating_add(clock_ns),
+        peak_bytes: None,
+    }
+}

@@ -1,0 +1,422 @@
+//! The kubelet's lists: when one is made, and what is looked up in it.
+
+use super::container::{Home, linked};
+use super::wire;
+use crate::dial::{Connector, Unix};
+use crate::grpc::{Call, describe};
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS, park_for};
+use highwater_core::jobs::Container;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use prost::Message as _;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+/// The shortest time from one list to the next.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long a call to the kubelet may take, and therefore how long it may delay a shutdown.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest time from one list to the next for a container that no list contains.
+const LONGEST_PATIENCE_NS: i64 = 60 * SECOND_NS;
+/// How long the names of the links are used.
+const LINKS_KEEP_NS: i64 = 100 * MILLISECOND_NS;
+/// The largest answer that is read, bytes. It is the limit of the kubelet's own clients.
+const MOST_RESPONSE_BYTES: usize = 16 << 20;
+
+/// Why the kubelet gave no list.
+#[derive(Debug, thiserror::Error)]
+enum KubeletError {
+    #[error("{0}")]
+    Runtime(std::io::Error),
+    #[error("no answer within {TIMEOUT:?}")]
+    TimedOut,
+    /// Its status, or why it was not reached.
+    #[error("{0}")]
+    Call(String),
+    #[error("{0}")]
+    Answer(#[from] prost::DecodeError),
+}
+
+/// How to reach the kubelet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubeletSettings {
+    /// Its PodResources socket; `None` disables it.
+    pub socket: Option<PathBuf>,
+    /// The folder with a link for each container's log.
+    pub container_logs: PathBuf,
+}
+
+impl Default for KubeletSettings {
+    fn default() -> Self {
+        Self { socket: None, container_logs: PathBuf::from("/var/log/containers") }
+    }
+}
+
+/// The GPUs of this node's containers.
+#[derive(Debug)]
+pub struct Kubelet {
+    socket: PathBuf,
+    container_logs: PathBuf,
+    listed: ArcSwapOption<Listed>,
+    /// The list must be of this time or later, nanoseconds of the timeline.
+    wanted_ns: AtomicI64,
+    /// The names in that folder, and when they were read, nanoseconds of the timeline.
+    links: Mutex<Option<(i64, Arc<[String]>)>>,
+    /// Whether the log already says that the folder cannot be read.
+    warned_logs: AtomicBool,
+    /// The thread that makes lists, once it runs.
+    thread: OnceLock<Thread>,
+}
+
+/// One list: of each pod, by namespace and name, its containers with GPUs.
+#[derive(Debug)]
+pub(super) struct Listed {
+    /// The list was current at some moment at or after this time, nanoseconds of the timeline.
+    at_ns: i64,
+    pods: HashMap<(String, String), Vec<Given>>,
+}
+
+/// The GPUs that one container was given.
+#[derive(Debug)]
+pub(super) struct Given {
+    container: String,
+    uuids: Vec<String>,
+}
+
+impl Listed {
+    pub(super) fn new(at_ns: i64, pods: &wire::Pods) -> Self {
+        let given = |container: &wire::ContainerResources| {
+            let mut uuids: Vec<String> = device_ids(container).filter_map(uuid).map(str::to_owned).collect();
+            uuids.sort_unstable();
+            uuids.dedup();
+            (!uuids.is_empty()).then(|| Given { container: container.name.clone(), uuids })
+        };
+        let of_pod = |pod: &wire::Pod| {
+            ((pod.namespace.clone(), pod.name.clone()), pod.containers.iter().filter_map(given).collect())
+        };
+        Self { at_ns, pods: pods.pods.iter().map(of_pod).collect() }
+    }
+
+    pub(super) fn find(&self, container: &Container) -> Option<Vec<String>> {
+        let containers = self.pods.get(&(container.namespace.clone(), container.pod.clone()))?;
+        let given = match (&container.name, containers.as_slice()) {
+            (Some(wanted), _) => containers.iter().find(|given| given.container == *wanted)?,
+            (None, [only]) => only,
+            // Several containers have GPUs, and it is unknown which of them the process is in. Do not guess.
+            (None, _) => return None,
+        };
+        Some(given.uuids.clone())
+    }
+}
+
+impl Kubelet {
+    /// A kubelet that has not been asked yet; `None` if it is disabled.
+    #[must_use]
+    pub fn new(settings: &KubeletSettings) -> Option<Self> {
+        Some(Self {
+            socket: settings.socket.clone()?,
+            container_logs: settings.container_logs.clone(),
+            listed: ArcSwapOption::empty(),
+            wanted_ns: AtomicI64::new(i64::MIN),
+            links: Mutex::default(),
+            warned_logs: AtomicBool::new(false),
+            thread: OnceLock::new(),
+        })
+    }
+
+    /// Where a process with these control groups runs.
+    #[must_use]
+    pub fn home_of(&self, cgroups: &str, now_ns: i64) -> Home {
+        Home::of_process(cgroups, || self.links(now_ns)).unwrap_or_else(|error| {
+            if !self.warned_logs.swap(true, Ordering::Relaxed) {
+                let folder = self.container_logs.display();
+                tracing::warn!(%folder, %error, "cannot list container logs to find pods (kubelet.container_logs)");
+            }
+            Home::Unknown
+        })
+    }
+
+    /// The container with this id, if it is linked by now.
+    #[must_use]
+    pub fn container(&self, id: &str, now_ns: i64) -> Option<Container> {
+        linked(&self.links(now_ns).ok()?, id)
+    }
+
+    /// The names in the folder of links. Read at most ten times a second, however many processes are looked up.
+    fn links(&self, now_ns: i64) -> std::io::Result<Arc<[String]>> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, links)) = links.as_ref().filter(|(read_ns, _)| now_ns.saturating_sub(*read_ns) < LINKS_KEEP_NS)
+        {
+            return Ok(Arc::clone(links));
+        }
+        let entries = std::fs::read_dir(&self.container_logs)?.flatten();
+        let read: Arc<[String]> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        *links = Some((now_ns, Arc::clone(&read)));
+        Ok(read)
+    }
+
+    /// UUIDs of the GPUs and MIG instances that this container has at `since_ns` or later, each once. If the container's
+    /// name is unknown and only one container of its pod has GPUs, returns those. `None` if it has none, or if that is not
+    /// known yet: then the kubelet is asked again, and the caller should retry.
+    #[must_use]
+    pub fn gpus_of(&self, container: &Container, since_ns: i64, now_ns: i64) -> Option<Vec<String>> {
+        let listed = self.listed.load();
+        let Some(listed) = listed.as_ref().filter(|listed| listed.at_ns >= since_ns) else {
+            self.want(since_ns);
+            return None;
+        };
+        let found = listed.find(container);
+        // A container without GPUs is looked up as long as its job runs. The pause doubles each time, up to a minute.
+        let patience_ns = (listed.at_ns - since_ns).clamp(SECOND_NS, LONGEST_PATIENCE_NS);
+        if found.is_none() && now_ns - listed.at_ns >= patience_ns {
+            self.want(now_ns);
+        }
+        found
+    }
+
+    /// Requests a list of this time or later.
+    fn want(&self, at_ns: i64) {
+        if self.wanted_ns.fetch_max(at_ns, Ordering::SeqCst) < at_ns
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Makes a list whenever one is requested, until `stop`. To end it, unpark its thread.
+    pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool) {
+        // Only one thread runs this. A second one would not be woken, but would do no other harm.
+        let _ = self.thread.set(thread::current());
+        let (mut warned, mut listed_ns) = (Warned::default(), i64::MIN);
+        while !stop.load(Ordering::Relaxed) {
+            if self.wanted_ns.load(Ordering::SeqCst) <= listed_ns {
+                thread::park();
+                continue;
+            }
+            // The answer is current at some moment after this.
+            listed_ns = clock.now_ns();
+            let pods = self.ask();
+            warned.log_change(self, &pods);
+            // A failure clears the list: the previous one may be out of date.
+            self.listed.store(Some(Arc::new(Listed::new(listed_ns, &pods.unwrap_or_default()))));
+            park_for(PAUSE, stop);
+        }
+    }
+
+    fn ask(&self) -> Result<wire::Pods, KubeletError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(KubeletError::Runtime)?;
+        let answer = runtime.block_on(async {
+            // A new connection each time: the kubelet may have been restarted in between.
+            let connector = Connector::new(Arc::new(Unix(self.socket.clone())), None);
+            let client = Client::builder(TokioExecutor::new()).http2_only(true).build(connector);
+            let call = Call {
+                origin: http::Uri::from_static("http://localhost"),
+                path: wire::LIST,
+                headers: http::HeaderMap::new(),
+                gzip: false,
+                most_response_bytes: MOST_RESPONSE_BYTES,
+            };
+            tokio::time::timeout(TIMEOUT, call.send(client, Bytes::new())).await
+        });
+        let answer =
+            answer.map_err(|_| KubeletError::TimedOut)?.map_err(|status| KubeletError::Call(describe(&status)))?;
+        Ok(wire::Pods::decode(answer)?)
+    }
+}
+
+fn device_ids(container: &wire::ContainerResources) -> impl Iterator<Item = &str> {
+    container.devices.iter().flat_map(|devices| devices.device_ids.iter().map(String::as_str))
+}
+
+/// Device plugins choose device names. NVIDIA's uses the UUID, with `::N` appended if a GPU is shared.
+fn uuid(device_id: &str) -> Option<&str> {
+    let uuid = device_id.split("::").next()?;
+    (uuid.starts_with("GPU-") || uuid.starts_with("MIG-")).then_some(uuid)
+}
+
+/// The warnings already logged, so that each is logged once.
+#[derive(Debug, Default)]
+struct Warned {
+    failing: bool,
+    without_uuids: bool,
+}
+
+impl Warned {
+    fn log_change(&mut self, kubelet: &Kubelet, pods: &Result<wire::Pods, KubeletError>) {
+        let socket = kubelet.socket.display();
+        let pods = match pods {
+            Err(error) => {
+                if !std::mem::replace(&mut self.failing, true) {
+                    tracing::warn!(%socket, %error, "cannot read the GPUs of pods from the kubelet (kubelet.socket)");
+                }
+                return;
+            }
+            Ok(pods) => pods,
+        };
+        if std::mem::replace(&mut self.failing, false) {
+            tracing::info!(%socket, "the kubelet reports the GPUs of pods again");
+        }
+        let nvidias = |devices: &&wire::ContainerDevices| devices.resource_name.starts_with("nvidia.com/");
+        let all = pods.pods.iter().flat_map(|pod| &pod.containers).flat_map(|container| &container.devices);
+        let strange = all.filter(nvidias).flat_map(|devices| &devices.device_ids).find(|id| uuid(id).is_none());
+        if let Some(id) = strange.filter(|_| !std::mem::replace(&mut self.without_uuids, true)) {
+            tracing::warn!(%socket, id, "the device plugin does not name GPUs by UUID; jobs there must name theirs");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of resources, each with its devices.
+    type Devices<'a> = &'a [(&'a str, &'a [&'a str])];
+
+    fn pod(namespace: &str, name: &str, containers: &[(&str, Devices<'_>)]) -> wire::Pod {
+        let devices = |(resource_name, ids): &(&str, &[&str])| wire::ContainerDevices {
+            resource_name: (*resource_name).into(),
+            device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        };
+        let container = |(name, given): &(&str, Devices<'_>)| wire::ContainerResources {
+            name: (*name).into(),
+            devices: given.iter().map(devices).collect(),
+        };
+        wire::Pod {
+            name: name.into(),
+            namespace: namespace.into(),
+            containers: containers.iter().map(container).collect(),
+        }
+    }
+
+    impl Kubelet {
+        /// A kubelet that was asked at 0 and knows one pod with these GPUs: `research/llama-0`, container `trainer`.
+        pub(crate) fn with_one_pod(container_logs: PathBuf, gpus: &[&str]) -> Self {
+            let settings = KubeletSettings { container_logs, ..KubeletSettings::default() };
+            listed_with(settings, vec![pod("research", "llama-0", &[("trainer", &[("nvidia.com/gpu", gpus)])])])
+        }
+    }
+
+    fn container(namespace: &str, pod: &str, name: Option<&str>) -> Container {
+        Container { namespace: namespace.into(), pod: pod.into(), name: name.map(str::to_owned), id: None }
+    }
+
+    /// A kubelet that was asked at 0.
+    fn listed(pods: Vec<wire::Pod>) -> Kubelet {
+        listed_with(KubeletSettings::default(), pods)
+    }
+
+    fn listed_with(settings: KubeletSettings, pods: Vec<wire::Pod>) -> Kubelet {
+        let settings = KubeletSettings { socket: Some("/nowhere".into()), ..settings };
+        let kubelet = Kubelet::new(&settings).expect("a socket is set");
+        kubelet.listed.store(Some(Arc::new(Listed::new(0, &wire::Pods { pods }))));
+        kubelet
+    }
+
+    #[test]
+    fn a_container_has_its_own_gpus_and_no_other_devices() {
+        let kubelet = listed(vec![
+            pod(
+                "a",
+                "train",
+                &[("sidecar", &[]), ("main", &[("rdma/hca", &["0", "1"]), ("nvidia.com/gpu", &["GPU-2", "GPU-1"])])],
+            ),
+            pod("b", "train", &[("main", &[("nvidia.com/gpu.shared", &["GPU-3::0", "GPU-3::7"])])]),
+            pod("a", "mig", &[("main", &[("nvidia.com/mig-1g.18gb", &["MIG-4"])])]),
+        ]);
+        let gpus = |namespace, pod, name| kubelet.gpus_of(&container(namespace, pod, name), 0, 0);
+        assert_eq!(gpus("a", "train", Some("main")), Some(vec!["GPU-1".into(), "GPU-2".into()]));
+        assert_eq!(gpus("a", "train", None), gpus("a", "train", Some("main")), "only one container has any");
+        assert_eq!(gpus("b", "train", None), Some(vec!["GPU-3".into()]), "shared, and listed once");
+        assert_eq!(gpus("a", "mig", None), Some(vec!["MIG-4".into()]));
+        assert_eq!(gpus("a", "train", Some("sidecar")), None);
+        assert_eq!(gpus("c", "train", None), None);
+    }
+
+    #[test]
+    fn two_containers_with_gpus_have_to_say_which_they_are() {
+        let given: Devices<'_> = &[("nvidia.com/gpu", &["GPU-1"])];
+        let other: Devices<'_> = &[("nvidia.com/gpu", &["GPU-2"])];
+        let kubelet = listed(vec![pod("a", "both", &[("one", given), ("two", other)])]);
+        assert_eq!(kubelet.gpus_of(&container("a", "both", None), 0, 0), None, "no guess");
+        assert_eq!(kubelet.gpus_of(&container("a", "both", Some("two")), 0, 0), Some(vec!["GPU-2".into()]));
+    }
+
+    #[test]
+    fn what_was_so_before_somebody_looked_is_not_believed_and_the_kubelet_is_asked_again() {
+        let kubelet = listed(vec![pod("a", "train", &[("main", &[("nvidia.com/gpu", &["GPU-1"])])])]);
+        let gpus = |since_ns, now_ns| kubelet.gpus_of(&container("a", "train", None), since_ns, now_ns);
+        assert!(gpus(0, 5 * SECOND_NS).is_some());
+        assert_eq!(kubelet.wanted_ns.load(Ordering::SeqCst), i64::MIN, "no new list is needed");
+        assert_eq!(gpus(1, 5), None);
+        assert_eq!(kubelet.wanted_ns.load(Ordering::SeqCst), 1, "a list in progress is enough");
+    }
+
+    #[test]
+    fn a_container_that_is_in_no_list_is_asked_for_ever_more_seldom() {
+        let kubelet = listed(Vec::new());
+        let unknown = container("a", "train", None);
+        let lists = (1..200).filter(|second| {
+            let before = kubelet.wanted_ns.load(Ordering::SeqCst);
+            assert_eq!(kubelet.gpus_of(&unknown, 0, second * SECOND_NS), None);
+            let is_wanted = kubelet.wanted_ns.load(Ordering::SeqCst) > before;
+            if is_wanted {
+                let list = Listed::new(second * SECOND_NS, &wire::Pods::default());
+                kubelet.listed.store(Some(Arc::new(list)));
+            }
+            is_wanted
+        });
+        assert_eq!(lists.collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64, 124, 184]);
+        assert_eq!(kubelet.gpus_of(&unknown, 190 * SECOND_NS, 190 * SECOND_NS), None);
+        let wanted_ns = kubelet.wanted_ns.load(Ordering::SeqCst);
+        assert_eq!(wanted_ns, 190 * SECOND_NS, "a new lookup does not wait for that pause");
+    }
+
+    #[test]
+    fn a_socket_that_says_nonsense_or_nothing_is_an_error_that_says_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let asked = |name: &str| {
+            let settings = KubeletSettings { socket: Some(folder.path().join(name)), ..KubeletSettings::default() };
+            Kubelet::new(&settings).expect("a socket is set").ask().expect_err("no list")
+        };
+        let absent = asked("none");
+        assert!(matches!(&absent, KubeletError::Call(why) if why.contains("No such file")), "{absent:?}");
+        let _silent = std::os::unix::net::UnixListener::bind(folder.path().join("silent")).expect("bound");
+        let silent = asked("silent");
+        assert!(matches!(silent, KubeletError::TimedOut) && silent.to_string() == "no answer within 1s", "{silent:?}");
+        let babbler = std::os::unix::net::UnixListener::bind(folder.path().join("babbler")).expect("bound");
+        let babbling = thread::spawn(move || {
+            let (mut stream, _) = babbler.accept().expect("a request arrives");
+            std::io::Write::write_all(&mut stream, &[0xff; 4096]).expect("written");
+        });
+        let babbled = asked("babbler");
+        assert!(matches!(&babbled, KubeletError::Call(why) if !why.is_empty()), "{babbled:?}");
+        babbling.join().expect("it ends");
+    }
+
+    #[test]
+    fn a_list_is_made_when_it_is_wanted_and_a_failure_makes_an_empty_one() {
+        let settings = KubeletSettings { socket: Some("/nowhere".into()), ..KubeletSettings::default() };
+        let kubelet = Arc::new(Kubelet::new(&settings).expect("a socket is set"));
+        let (container, stop) = (container("research", "llama-0", None), Arc::new(AtomicBool::new(false)));
+        let (asked, stopped) = (Arc::clone(&kubelet), Arc::clone(&stop));
+        let runs = thread::spawn(move || asked.run(&highwater_core::clock::Manual::at(7), &stopped));
+        assert_eq!(kubelet.gpus_of(&container, 5, 7), None);
+        let listed = loop {
+            if let Some(listed) = kubelet.listed.load_full() {
+                break listed;
+            }
+            thread::yield_now();
+        };
+        assert_eq!((listed.at_ns, listed.pods.len()), (7, 0));
+        stop.store(true, Ordering::SeqCst);
+        runs.thread().unpark();
+        runs.join().expect("it ends");
+    }
+}
