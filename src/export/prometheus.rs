@@ -5,9 +5,10 @@
 //! would save some of the 0.3 million instructions of a scrape of one idle GPU, and took up to 2 MiB on eight GPUs, as a heap
 //! with small blocks that stay cannot shrink.
 //!
-//! The `prometheus` crate writes single values without labels. For a line with labels it copies every name and value first,
-//! and it writes the bound of each bucket anew: the lines of one GPU took a third of a scrape's instructions, and 2,048
-//! phases 75 ms. So `series` writes all other families, byte for byte as the crate would.
+//! The `prometheus` crate writes the numbers of the daemon itself. `series` writes what grows with GPUs and jobs, and histograms,
+//! byte for byte as the crate would: for a line with labels the crate copies each name and value first, and it writes the bound of
+//! each bucket anew. 2,048 phases took 75 ms with it, and a scrape may take 10; with all families of at most 16 lines it took half
+//! as many instructions again for eight GPUs (docs/performance.md).
 //!
 //! A histogram has some 60 buckets, so that a quantile of them is right to a quarter. A family with more than
 //! `MOST_FINE` histograms has every fourth bucket instead: otherwise 2,048 phases would have 131,000 series, and their
@@ -21,6 +22,7 @@ mod size;
 mod tests;
 
 use crate::metrics::Families;
+use crate::metrics::catalogue::{Metric, MetricKind};
 use prometheus::{Encoder as _, TextEncoder};
 
 /// A format of the exposition.
@@ -56,9 +58,6 @@ impl Format {
     }
 }
 
-/// The most lines of a family that the `prometheus` crate writes.
-const MOST_BY_CRATE: usize = 16;
-
 /// Encodes these families as text.
 ///
 /// # Errors
@@ -67,11 +66,16 @@ pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
     let families = families.into_ordered();
     let mut text = Vec::with_capacity(families.iter().map(size::bytes).sum());
     for family in families {
-        if size::lines(&family) <= MOST_BY_CRATE {
+        if is_of_the_daemon(family.metric) {
             TextEncoder::new().encode(&[message::of(&family)], &mut text)?;
         } else {
             series::write(&family, &mut text);
         }
     }
     Ok(text)
+}
+
+/// Whether a family is numbers of the daemon itself, so that its lines do not grow with GPUs, jobs or clients.
+fn is_of_the_daemon(metric: &Metric) -> bool {
+    metric.kind != MetricKind::Histogram && !metric.labels.iter().any(|label| matches!(*label, "gpu" | "training_job"))
 }

@@ -2,7 +2,6 @@
 
 use super::size::MOST_FINE;
 use super::*;
-use crate::metrics::catalogue::{Metric, MetricKind};
 use crate::metrics::{Family, Labels, Sample, Value};
 use highwater_core::histogram::{Counts, Durations};
 use proptest::prelude::*;
