@@ -188,11 +188,21 @@ mod tests {
         }
     }
 
+    /// A listener, and a socket of the same port for IPv6. Other tests may have one of the two.
+    async fn one_port() -> (tokio::net::TcpListener, tokio::net::TcpSocket) {
+        loop {
+            let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+            let port = listener.local_addr().expect("a port").port();
+            let socket = tokio::net::TcpSocket::new_v6().expect("IPv6");
+            if socket.bind((Ipv6Addr::LOCALHOST, port).into()).is_ok() {
+                return (listener, socket);
+            }
+        }
+    }
+
     /// A listener whose queue is full, so that the system drops further attempts to connect; and the connections in its
     /// queue.
-    async fn black_hole() -> (tokio::net::TcpListener, Vec<TcpStream>) {
-        let socket = tokio::net::TcpSocket::new_v6().expect("IPv6");
-        socket.bind((Ipv6Addr::LOCALHOST, 0).into()).expect("a port");
+    async fn black_hole(socket: tokio::net::TcpSocket) -> (tokio::net::TcpListener, Vec<TcpStream>) {
         let listener = socket.listen(0).expect("it listens");
         let address = listener.local_addr().expect("a port");
         let mut queued = Vec::new();
@@ -205,10 +215,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_receiver_behind_a_network_that_swallows_ipv6_is_found() {
-        let (hole, _queued) = black_hole().await;
+        let (listener, socket) = one_port().await;
+        let (hole, _queued) = black_hole(socket).await;
         let port = hole.local_addr().expect("a port").port();
-        let listener =
-            tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("the port is free for IPv4");
         let names = Names(vec![(Ipv6Addr::LOCALHOST, port).into(), (Ipv4Addr::LOCALHOST, port).into()]);
         let (stream, taken) =
             tokio::join!(connect(HttpConnector::new_with_resolver(names), "both", port), listener.accept());

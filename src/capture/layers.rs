@@ -5,8 +5,7 @@
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::Profile;
-use highwater_core::phases::RankKey;
-use highwater_engine::intake::Intake;
+use highwater_core::phases::{Ledger, RankKey};
 use highwater_engine::recording::MOST_RECORDS;
 use highwater_engine::recording::write::RecordingWriter;
 use rusqlite::ErrorCode;
@@ -50,13 +49,13 @@ impl Profiles {
 
     /// Writes the profiles that are new in a transaction of their own, if it is time or if the capture is at its end. If the
     /// file has no room for them, only they are lost.
-    pub fn write(&mut self, intake: &Intake, file: &RecordingWriter, now_ns: i64, end_ns: i64) -> rusqlite::Result<()> {
+    pub fn write(&mut self, ledger: &Ledger, file: &RecordingWriter, now_ns: i64, end_ns: i64) -> rusqlite::Result<()> {
         if self.lost > 0 || (self.next_ns.is_some_and(|next_ns| now_ns < next_ns) && now_ns < end_ns) {
             return Ok(());
         }
         self.next_ns = Some(now_ns.saturating_add(PERIOD_NS));
         let new: Vec<Known> = {
-            let jobs = intake.jobs();
+            let jobs = ledger.open();
             jobs.profiles().filter(|(who, profile)| !self.is_written(who, profile)).collect()
         };
         if new.is_empty() {

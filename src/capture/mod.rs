@@ -39,7 +39,7 @@ pub use worker::Worker;
 
 use highwater_engine::intake::Intake;
 use highwater_engine::known::Known;
-use std::sync::Arc;
+use taking::Sent;
 
 /// A recorder, which receives `oom` marks from the intake, and what its thread runs. Both are off if the settings name
 /// no directory. The rings reach back by `retention_ns` at most.
@@ -48,10 +48,10 @@ pub fn recorder(
     settings: &CaptureSettings,
     retention_ns: i64,
     known: &Known,
-    intake: &Arc<Intake>,
+    intake: &Intake,
 ) -> (Recorder, Option<Worker>) {
     let (recorder, shared) = Recorder::new(settings, retention_ns, known);
-    let worker = shared.map(|(shared, starts)| Worker::new(shared, starts, Arc::clone(intake)));
+    let worker = shared.map(|(shared, starts)| Worker::new(shared, starts, Sent::of(intake)));
     if worker.is_some() {
         let hears = recorder.clone();
         intake.on_mark(Box::new(move |mark| hears.hear(mark)));

@@ -10,10 +10,10 @@ use super::trigger::{Findings, Reason, Trigger};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{ChangeLog, GpuChange, GpuState};
 use highwater_core::jobs::Jobs;
-use highwater_core::phases::RankKey;
+use highwater_core::phases::{Ledger, RankKey};
 use highwater_core::ring;
 use highwater_core::shares::Given;
-use highwater_engine::intake::Intake;
+use highwater_engine::intake::{EventLog, Intake};
 use highwater_engine::node::Node;
 use highwater_engine::recording::State;
 use highwater_engine::recording::schema::Trouble;
@@ -72,11 +72,25 @@ impl View {
     }
 }
 
+/// What jobs sent: their state, and their last events.
+#[derive(Clone)]
+pub(super) struct Sent {
+    ledger: Arc<Ledger>,
+    log: Arc<EventLog>,
+}
+
+impl Sent {
+    /// What the intake has taken.
+    pub fn of(intake: &Intake) -> Self {
+        Self { ledger: Arc::clone(intake.ledger()), log: Arc::clone(intake.log()) }
+    }
+}
+
 /// A capture that is being taken.
 pub(super) struct Capture {
     file: RecordingWriter,
     view: View,
-    intake: Arc<Intake>,
+    sent: Sent,
     findings: Arc<dyn Findings>,
     begin_ns: i64,
     end_ns: i64,
@@ -111,7 +125,7 @@ impl Capture {
         most_bytes: u64,
         start: &Start,
         view: View,
-        intake: Arc<Intake>,
+        sent: Sent,
         findings: Arc<dyn Findings>,
     ) -> Result<Self, Trouble> {
         let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
@@ -121,7 +135,7 @@ impl Capture {
         let allowance = Allowance::new(most_bytes, view.clock.now_ns());
         let capture = Self {
             file,
-            intake,
+            sent,
             findings,
             begin_ns,
             end_ns,
@@ -170,7 +184,7 @@ impl Capture {
         write_trigger(file, &start.trigger)?;
         self.view.gpus.iter().enumerate().try_for_each(|(gpu, state)| file.gpu(gpu, state))?;
         file.meta_time("ticks_from_ns", self.ticks_from_ns())?;
-        let events_from_ns = self.intake.log().whole_from_ns();
+        let events_from_ns = self.sent.log.whole_from_ns();
         file.meta_time("annotations_from_ns", events_from_ns.unwrap_or(i64::MIN).max(self.begin_ns))
     }
 
@@ -206,7 +220,7 @@ impl Capture {
         self.file.commit()?;
         self.committed = Some(self.tracks.clone());
         let now_ns = self.now_ns();
-        self.profiles.write(&self.intake, &self.file, now_ns, self.end_ns)
+        self.profiles.write(&self.sent.ledger, &self.file, now_ns, self.end_ns)
     }
 
     /// Whether the file contains anything, which is then at least all of the past.
@@ -236,7 +250,7 @@ impl Capture {
         let is_known = answering.map(|(_, ring)| ring.newest_ns()).all(|newest_ns| newest_ns >= Some(self.end_ns));
         let beyond_ns = now_ns.saturating_sub(self.end_ns);
         // Without a job, nothing comes late.
-        let linger_ns = if self.intake.jobs().by_id().is_empty() { 0 } else { LINGER_NS };
+        let linger_ns = if self.sent.ledger.open().by_id().is_empty() { 0 } else { LINGER_NS };
         beyond_ns >= PATIENCE_NS || (is_known && beyond_ns >= linger_ns)
     }
 
@@ -317,14 +331,14 @@ impl Capture {
 
     /// The jobs, as long as the positions in their events mean the GPUs of this file.
     fn jobs(&self) -> Option<MutexGuard<'_, Jobs>> {
-        let jobs = self.intake.jobs();
+        let jobs = self.sent.ledger.open();
         (jobs.devices() == self.file.uuids()).then_some(jobs)
     }
 
     /// Writes events from the begin on; the last ones may lie after the end. Writes none once positions mean other
     /// GPUs. If an owner sent more than its share, the rest of its events is left out.
     fn write_events(&mut self) -> rusqlite::Result<()> {
-        let (log, from) = (self.intake.log(), self.next_event);
+        let (log, from) = (&self.sent.log, self.next_event);
         let Some(extent) = self.jobs().map(|_jobs| log.extent(from)) else { return Ok(()) };
         let most_bytes = self.allowance.so_far(self.now_ns());
         let mut read = 0;
@@ -344,7 +358,7 @@ impl Capture {
     fn write_phases(&mut self) -> rusqlite::Result<()> {
         let most = self.allowance.so_far(self.now_ns()) / PHASE_BYTES;
         let ended = {
-            let log = self.intake.ledger().ended();
+            let log = self.sent.ledger.ended();
             let mut ended = Vec::new();
             let shelves = [&log.phases, &log.layers].into_iter().zip(&mut self.given_phases);
             for (next, (shelf, given)) in self.next_phases.iter_mut().zip(shelves) {

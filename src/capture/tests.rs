@@ -3,7 +3,7 @@
 use super::admission::Refusal;
 use super::directory::Directory;
 use super::recorder::{RecordingKind, Start};
-use super::taking::{Capture, View};
+use super::taking::{Capture, Sent, View};
 use super::trigger::{Findings, Reason, Trigger};
 use super::{CaptureSettings, Outcome, Recorder, Request};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
@@ -125,7 +125,7 @@ impl Rig {
     ) -> Result<Capture, schema::Trouble> {
         let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into(), owner: None };
         let start = Start { kind: RecordingKind::Capture, id: "id".into(), trigger, begin_ns, end_ns };
-        Capture::begin(path, most_bytes, &start, View::of(&self.node), Arc::clone(&self.intake), findings)
+        Capture::begin(path, most_bytes, &start, View::of(&self.node), Sent::of(&self.intake), findings)
     }
 
     /// What a user's process sends: as many phases of its job as are asked for, one after the other.
@@ -402,8 +402,8 @@ fn a_profile_that_finds_no_room_is_all_that_is_lost() {
         let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: "why".into(), owner: None };
         let (kind, id) = (RecordingKind::Capture, "id".into());
         let start = Start { kind, id, trigger, begin_ns: now_ns - SECOND_NS, end_ns: now_ns };
-        let (view, intake) = (View::of(&rig.node), Arc::clone(&rig.intake));
-        let begun = Capture::begin(&path, pages * 4_096, &start, view, intake, Arc::new(OneFinding));
+        let (view, sent) = (View::of(&rig.node), Sent::of(&rig.intake));
+        let begun = Capture::begin(&path, pages * 4_096, &start, view, sent, Arc::new(OneFinding));
         let Ok(mut capture) = begun else { continue };
         let is_whole = capture.advance(&[], &|| ()).is_ok();
         if !capture.is_committed() {

@@ -5,7 +5,7 @@
 
 use super::found::OnBoard;
 use super::recorder::{RecordingKind, Start};
-use super::taking::{Capture, View};
+use super::taking::{Capture, Sent, View};
 use super::trigger::{Reason, Trigger};
 use highwater_core::clock::park_for;
 use highwater_engine::intake::Intake;
@@ -45,14 +45,14 @@ impl Whole {
     ///
     /// # Errors
     /// No GPU is read, or the file cannot be written.
-    pub fn begin(path: PathBuf, note: &str, known: &Known, intake: &Arc<Intake>) -> anyhow::Result<Self> {
+    pub fn begin(path: PathBuf, note: &str, known: &Known, intake: &Intake) -> anyhow::Result<Self> {
         let node = known.slot.node().ok_or_else(|| anyhow::anyhow!("no GPU is read"))?;
         let (view, now_ns) = (View::of(&node), node.clock.now_ns());
         let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: note.to_owned(), owner: None };
         let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let start = Start { kind: RecordingKind::Recording, id, trigger, begin_ns: now_ns, end_ns: i64::MAX };
         let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));
-        let capture = Capture::begin(&path, MOST_BYTES, &start, view, Arc::clone(intake), findings);
+        let capture = Capture::begin(&path, MOST_BYTES, &start, view, Sent::of(intake), findings);
         let mut capture = capture.map_err(|trouble| about(&path, &trouble))?;
         match capture.advance(&[], &|| ()).and_then(|()| capture.sync()) {
             Ok(()) => Ok(Self { path, capture, known: known.clone() }),

@@ -5,9 +5,8 @@
 use super::directory::Directory;
 use super::recorder::{Shared, Start, Starts};
 use super::stats::Outcome;
-use super::taking::{Capture, View};
+use super::taking::{Capture, Sent, View};
 use crate::heap;
-use highwater_engine::intake::Intake;
 use highwater_engine::recording::State;
 use highwater_engine::recording::schema::Trouble;
 use rusqlite::ErrorCode;
@@ -34,7 +33,7 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 pub struct Worker {
     shared: Arc<Shared>,
     pub(super) starts: Starts,
-    intake: Arc<Intake>,
+    sent: Sent,
     directory: Option<Directory>,
     looked: Option<Instant>,
     /// Whether a file could not be finished and must be tried again.
@@ -43,8 +42,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(shared: Arc<Shared>, starts: Starts, intake: Arc<Intake>) -> Self {
-        Self { shared, starts, intake, directory: None, looked: None, is_left: false, warned: None }
+    pub(super) fn new(shared: Arc<Shared>, starts: Starts, sent: Sent) -> Self {
+        Self { shared, starts, sent, directory: None, looked: None, is_left: false, warned: None }
     }
 
     /// Takes captures until `stop`, at a lower priority than the sampler. A capture that is running then ends early.
@@ -198,8 +197,8 @@ impl Worker {
         let room =
             self.shared.desk().room(start.trigger.reason.label(), &self.shared.settings, directory.other_bytes());
         let most_bytes = room.ok_or_else(|| io::Error::other("captures that it must not push out leave no room"))?;
-        let (intake, findings) = (Arc::clone(&self.intake), Arc::clone(&self.shared.findings));
-        Capture::begin(&path, most_bytes, start, view, intake, findings)
+        let findings = Arc::clone(&self.shared.findings);
+        Capture::begin(&path, most_bytes, start, view, self.sent.clone(), findings)
     }
 
     /// Writes until the capture is over, and returns how it ended.

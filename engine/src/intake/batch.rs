@@ -5,8 +5,10 @@
 //! [`MOST_BATCHED_BYTES`], and are otherwise taken at once. So a stalled body costs next to nothing, and no body is
 //! refused because of another.
 
+use super::admission::Intake;
+use super::answer::Answer;
 use super::split::{Element, MOST_EVENT_BYTES, Splitter};
-use super::{Answer, Arrival, Intake};
+use super::waiting::Arrival;
 use highwater_core::jobs::{Outcome, Refusal, Sender};
 use highwater_core::wire::Annotation;
 use std::sync::atomic::Ordering;
@@ -18,6 +20,16 @@ const MOST_EVENTS: usize = 4_096;
 
 /// Malformed events of one body after which the rest is refused unread, because it is not a body of events.
 const MOST_MALFORMED: usize = 100;
+
+impl Intake {
+    /// Takes a JSON object, a JSON array of objects, or one object per line. Events of one batch are taken in the order
+    /// of their times.
+    pub fn take_json(&self, body: &[u8], sender: &Sender) -> Answer {
+        let mut batch = Batch::begin(self, sender);
+        batch.push_whole(body);
+        batch.end()
+    }
+}
 
 /// A body in progress.
 pub struct Batch<'a> {

@@ -5,7 +5,7 @@
 //! when it ends. All senders share one queue of `net.unix.max_dgram_qlen` datagrams, 10 on many systems. A sender that
 //! finds it full waits, or loses the datagram and reports the loss in the next one.
 
-use super::Intake;
+use super::admission::Intake;
 use super::ends::Ends;
 use crate::files::Bound;
 use highwater_core::jobs::{Refusal, Sender};

@@ -4,8 +4,7 @@
 //! Enters: processes that send events for a rank. Leaves: those that have ended. Invariants: the descriptors are
 //! limited, and shared among owners; if no descriptor is available, a rank ends by its silence.
 
-use super::Intake;
-use highwater_core::jobs::{Account, Jobs, Reservation, Resource, Speaker};
+use highwater_core::jobs::{Account, Reservation, Resource};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
@@ -83,41 +82,6 @@ impl Ends {
 impl AsFd for Ends {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
-    }
-}
-
-impl Intake {
-    /// Starts watching for the ends of senders' processes; `None` if the system cannot provide a descriptor.
-    pub(super) fn see_ends(&self) -> Option<&Ends> {
-        match Ends::new() {
-            // The first caller's value is kept.
-            Ok(ends) => Some(self.ends.get_or_init(|| ends)),
-            Err(error) => {
-                tracing::warn!(%error, "cannot watch for the ends of senders' processes; their ranks end by silence");
-                None
-            }
-        }
-    }
-
-    /// Ends the ranks of processes that have ended.
-    pub(super) fn take_ended(&self, ends: &Ends) {
-        ends.take().into_iter().for_each(|pid| self.has_ended_behind(Some(pid), Speaker::Process(pid), None));
-    }
-
-    /// Ends the ranks that only this speaker sent events for.
-    pub(super) fn has_ended(&self, speaker: Speaker) {
-        let at_ns = self.clock.now_ns();
-        let mut jobs = self.jobs();
-        for (event, account) in jobs.end_with(speaker, at_ns) {
-            self.log.note(&event, &account, at_ns);
-        }
-    }
-
-    /// Ends the ranks that an ended process held.
-    pub(super) fn end_process(&self, jobs: &mut Jobs, pid: u32, at_ns: i64) {
-        for (event, account) in jobs.end_held_by(pid, at_ns) {
-            self.log.note(&event, &account, at_ns);
-        }
     }
 }
 

@@ -4,9 +4,9 @@
 //! Each sender has a queue of its own. A flood fills only its sender's queue: its sends then block, or fail with
 //! `EAGAIN`. One thread reads all connections in rounds, with a limit on the bytes read per account and round, over all
 //! of its connections. The kernel identifies a sender's process and user once, when it connects. Invariant: connections
-//! are shared among owners as everything else is ([`Accounts`](super::Accounts)).
+//! are shared among owners as everything else is ([`Accounts`](highwater_core::jobs::Accounts)).
 
-use super::Intake;
+use super::admission::Intake;
 use super::answer::MOST_REPLY_BYTES;
 use super::datagram::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
@@ -180,7 +180,7 @@ impl<'a> Reader<'a> {
             Ok(sender) => Sender { connection: u32::try_from(self.next & u64::from(u32::MAX)).ok(), ..sender },
             Err(error) => return tracing::warn!(%error, "a sender without credentials was refused"),
         };
-        let account = self.intake.account_of(&sender);
+        let account = self.intake.senders.account_of(&sender);
         if let Err(short) = account.may_hold(Resource::Connections, 1) {
             let refusal = Refusal::over_budget("connections", short, Resource::Connections, &account);
             return self.intake.refuse_unread(&refusal, &sender);
@@ -235,7 +235,7 @@ impl Connection {
             self.accepted.1 = Instant::now();
             if started_after(pid, accepted) {
                 self.sender.pid = None;
-                self.account = intake.account_of(&self.sender);
+                self.account = intake.senders.account_of(&self.sender);
             }
         }
     }

@@ -6,7 +6,7 @@
 //! the order of their arrival, once the link exists or the wait is over. Invariants: events that wait are charged to their
 //! owner's account, at most [`MOST_PARKED`] for each container; an event that may not wait is taken at once.
 
-use super::Parked;
+use super::waiting::Parked;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

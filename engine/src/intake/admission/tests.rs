@@ -1,8 +1,11 @@
-use super::answer::MOST_LISTED;
 use super::*;
+use crate::intake::answer::MOST_LISTED;
+use crate::intake::unlinked;
+use crate::place::Peers;
 use crate::place::home::LINK_WAIT_NS;
-use highwater_core::clock::{Manual, SECOND_NS};
-use highwater_core::jobs::{Job, JobId, Scope};
+use highwater_core::clock::Manual;
+use highwater_core::gpu::OnGpus;
+use highwater_core::jobs::{Job, JobId};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use serde_json::json;
 
@@ -45,8 +48,8 @@ fn node() -> (Intake, Arc<Manual>, tempfile::TempDir) {
     let peers = Peers::default().at(folder.path().to_owned());
     let device = |index: &str, uuid: &str| Device { index: index.into(), uuid: uuid.into(), ..Device::default() };
     intake.set_devices(&[device("0", "GPU-a"), device("1", "GPU-b"), device("2", "GPU-c")]);
-    let places = intake.places.at(folder.path().to_owned());
-    (Intake { places, peers, ..intake }, clock, folder)
+    let places = intake.senders.places.at(folder.path().to_owned());
+    (Intake { senders: Senders { places, peers, ..intake.senders }, ..intake }, clock, folder)
 }
 
 fn process(pid: u32) -> Sender {
@@ -73,7 +76,7 @@ fn a_rank_that_spreads_loses_what_was_reported_of_one_gpu() {
             intake.ledger().ended().record(Attributed { ended, gpus: vec![memory], uuids: Arc::default() });
         }
     };
-    let works_on = |works| intake.places.processes().set([(7, OnGpus { works, idles: Vec::new() })].into());
+    let works_on = |works| intake.senders.places.processes().set([(7, OnGpus { works, idles: Vec::new() })].into());
     works_on(vec![0]);
     say("begin", 1);
     say("end", 1);
@@ -115,7 +118,9 @@ fn what_is_reported_late_makes_no_counter_fall() {
 #[test]
 fn phases_of_ranks_are_bounded_over_all_jobs() {
     let limits = Limits { phase_series: 3, ..Limits::default() };
-    let intake = Intake { limits, accounts: Accounts::new(&limits), ..node().0 };
+    let (known, ..) = node();
+    let senders = Senders { accounts: Accounts::new(&limits), ..known.senders };
+    let intake = Intake { limits, senders, ..known };
     let say = |rank: u32, name: &str| {
         let event = |event: &str| json!({"event": event, "name": name, "job": "j", "rank": rank});
         let batch = json!([event("begin"), event("end")]);
@@ -141,7 +146,7 @@ fn phases_of_ranks_are_bounded_over_all_jobs() {
 fn a_rank_is_followed_to_where_its_process_works() {
     let (intake, ..) = node();
     let gpus_after = |kind: &str, works: &[usize], idles: &[usize]| {
-        intake.places.processes().set([(7, OnGpus { works: works.into(), idles: idles.into() })].into());
+        intake.senders.places.processes().set([(7, OnGpus { works: works.into(), idles: idles.into() })].into());
         let begin = json!({"event": "begin", "kind": kind, "name": "p", "job": "j", "rank": 0});
         assert_eq!(intake.take_json(begin.to_string().as_bytes(), &process(7)).accepted, 1);
         named(&intake.jobs(), "j").ranks[&0].gpus.as_deref().map(<[usize]>::to_vec).unwrap_or_default()
@@ -210,7 +215,7 @@ fn marks_before_the_kubelets_link_wait_for_it_and_are_the_pods() {
     assert_eq!([say(20, "begin"), say(21, "end")], [1, 1]);
     intake.advance();
     assert_eq!((intake.jobs().by_id().len(), intake.counts.get(Outcome::Malformed)), (0, 0), "they wait");
-    assert!(intake.accounts.held(Resource::Bytes) > 0, "on their owner's account");
+    assert!(intake.senders.accounts.held(Resource::Bytes) > 0, "on their owner's account");
     // The first of them is gone before the link comes.
     std::fs::remove_dir_all(folder.path().join("20")).expect("gone");
     clock.advance_to(3 * SECOND_NS);
@@ -312,8 +317,8 @@ fn what_one_process_of_the_rank_has_said_helps_the_others_and_is_corrected() {
 #[test]
 fn the_devices_that_events_name_are_not_mixed_with_the_environments_local_rank() {
     let (intake, _clock, folder) = node();
-    let (places, peers) = (intake.places.with_kubelet(None), Peers::default().at(folder.path().to_owned()));
-    let intake = Intake { places, peers, ..intake };
+    let (places, peers) = (intake.senders.places.with_kubelet(None), Peers::default().at(folder.path().to_owned()));
+    let intake = Intake { senders: Senders { places, peers, ..intake.senders }, ..intake };
     // As with a launcher that forks further processes: all have its environment.
     std::fs::write(folder.path().join("1/environ"), "SLURM_LOCALID=0\0CUDA_VISIBLE_DEVICES=0,1,2").expect("written");
     let all = json!({"CUDA_VISIBLE_DEVICES": "0,1,2"});
@@ -365,7 +370,7 @@ fn a_refused_event_changes_nothing() {
     let open: Vec<&str> = open.iter().map(String::as_str).collect();
     assert_eq!(intake.take_json(&begins("j", &open), &user(1)).accepted, 30);
     let held = |intake: &Intake| {
-        [Resource::Bytes, Resource::Jobs, Resource::Ranks, Resource::Series].map(|r| intake.accounts.held(r))
+        [Resource::Bytes, Resource::Jobs, Resource::Ranks, Resource::Series].map(|r| intake.senders.accounts.held(r))
     };
     let before = held(&intake);
     let names: Vec<String> = (0..100).map(|n| format!("refused-{n}")).collect();
@@ -383,7 +388,7 @@ fn a_refused_event_changes_nothing() {
 #[test]
 fn everything_that_was_held_is_given_back() {
     let (intake, clock, _folder) = node();
-    let held = || intake.accounts.held(Resource::Bytes) + intake.accounts.held(Resource::Series);
+    let held = || intake.senders.accounts.held(Resource::Bytes) + intake.senders.accounts.held(Resource::Series);
     for step in 0..200 {
         let event = |event: &str, kind: &str, name: &str| {
             json!({"event": event, "kind": kind, "name": name, "job": "j",
@@ -408,13 +413,13 @@ fn everything_that_was_held_is_given_back() {
             uuids: Arc::default(),
         });
     }
-    assert!(intake.accounts.held(Resource::Ended) > 600 * 300);
+    assert!(intake.senders.accounts.held(Resource::Ended) > 600 * 300);
     assert!(held() < 64 << 10, "{}", held());
     clock.advance_to(1_000 * SECOND_NS);
     intake.ledger().expire(1_000 * SECOND_NS);
     assert_eq!(held(), 0);
     intake.ledger().set_devices(vec!["another".into()]);
-    assert_eq!(intake.accounts.held(Resource::Ended), 0);
+    assert_eq!(intake.senders.accounts.held(Resource::Ended), 0);
 }
 
 /// Events that are all accepted are refused from the budget on; what has ended is dropped at its own budget.
@@ -444,8 +449,8 @@ fn bytes_are_bounded_over_all_jobs() {
         }
     }
     assert!(refused > 0 && intake.counts.get(Outcome::OverBudget) > 0);
-    assert!(intake.accounts.held(Resource::Bytes) <= intake.limits.bytes / 2);
-    assert!(intake.accounts.held(Resource::Ended) <= intake.limits.ended_bytes);
+    assert!(intake.senders.accounts.held(Resource::Bytes) <= intake.limits.bytes / 2);
+    assert!(intake.senders.accounts.held(Resource::Ended) <= intake.limits.ended_bytes);
     // Another user still has room.
     assert_eq!(intake.take_json(&begins("honest", &["a", "b", "c"]), &user(2)).accepted, 3);
 }
@@ -469,7 +474,10 @@ fn events_of_a_job_that_is_being_looked_for_wait_and_come_in_order() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = Arc::new(Manual::at(0));
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
-    let intake = Arc::new(Intake { peers: Peers::default().at(folder.path().to_owned()), ..intake });
+    let intake = Arc::new(Intake {
+        senders: Senders { peers: Peers::default().at(folder.path().to_owned()), ..intake.senders },
+        ..intake
+    });
     std::fs::create_dir(folder.path().join("7")).expect("a folder");
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
     let environ = folder.path().join("7/environ");
@@ -510,18 +518,21 @@ fn a_process_that_cannot_be_read_has_its_events_refused_after_the_deadline_and_n
     let folder = tempfile::tempdir().expect("a folder");
     let clock = Arc::new(Manual::at(0));
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
-    let intake = Arc::new(Intake { peers: Peers::default().at(folder.path().to_owned()), ..intake });
-    intake.peers.set_threaded();
+    let intake = Arc::new(Intake {
+        senders: Senders { peers: Peers::default().at(folder.path().to_owned()), ..intake.senders },
+        ..intake
+    });
+    intake.senders.peers.set_threaded();
     let event = json!({"event": "begin", "name": "p"});
     intake.take_json(event.to_string().as_bytes(), &process(7));
     assert_eq!(intake.counts.get(Outcome::Malformed), 0);
-    assert!(intake.accounts.held(Resource::Bytes) > 0, "waiting events count on their owner's account");
+    assert!(intake.senders.accounts.held(Resource::Bytes) > 0, "waiting events count on their owner's account");
     // There is no reader: it waits for a turn that never comes.
     clock.advance_to(10 * crate::place::peer::DEADLINE_NS);
-    intake.peers.end();
+    intake.senders.peers.end();
     intake.advance();
     assert_eq!(intake.counts.get(Outcome::Malformed), 1, "neither the event nor the environment names a job");
-    assert_eq!(intake.accounts.held(Resource::Bytes), 0);
+    assert_eq!(intake.senders.accounts.held(Resource::Bytes), 0);
 }
 
 /// On a node whose pods are kept apart: 1 is on the node itself, 2 and 3 are in a pod, 5 in a container of no pod.
@@ -586,10 +597,10 @@ fn a_message_of_nonsense_is_refused_without_a_look_at_all_of_it() {
     let answer = intake.take_json(&b"1\n".repeat(32_768), &user(1));
     assert_eq!((answer.refused, answer.refusals.len()), (32_768, MOST_LISTED));
     assert_eq!(intake.counts.get(Outcome::Malformed), 32_768);
-    assert_eq!(intake.accounts.refusals(), [("uid 1".to_owned(), 32_768)].into());
+    assert_eq!(intake.senders.accounts.refusals(), [("uid 1".to_owned(), 32_768)].into());
     // A sender that exceeds its rate stays refused for the rest of its message.
     let limits = Limits { events_a_second: 10, ..Limits::default() };
-    let intake = Intake { accounts: Accounts::new(&limits), ..intake };
+    let intake = Intake { senders: Senders { accounts: Accounts::new(&limits), ..intake.senders }, ..intake };
     let answer = intake.take_json(&begins("j", &["a"; 100]), &user(1));
     assert_eq!((answer.accepted, answer.refused, intake.counts.get(Outcome::OverRate)), (10, 90, 90));
 }
@@ -600,9 +611,9 @@ fn positions_of_devices_that_have_changed_are_not_kept() {
     let (intake, ..) = node();
     let device = |uuid: &str| Device { uuid: uuid.into(), ..Device::default() };
     let orders = [["GPU-a", "GPU-b"], ["GPU-b", "GPU-a"], ["GPU-c", "GPU-a"]].map(|order| order.map(device));
-    let found = intake.devices_now();
+    let found = intake.devices.now();
     intake.set_devices(&orders[0]);
-    assert!(intake.jobs_of(found).is_none() && intake.jobs_of(intake.devices_now()).is_some());
+    assert!(intake.jobs_of(found).is_none() && intake.jobs_of(intake.devices.now()).is_some());
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let begin = json!({"event": "begin", "name": "p", "job": "j", "rank": 0, "gpu": "GPU-a"}).to_string();
     std::thread::scope(|scope| {
