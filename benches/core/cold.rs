@@ -1,9 +1,9 @@
 //! The sampling thread's own time in a tick, with warm and with cold caches.
 //!
 //! The thread sleeps for a millisecond between two ticks, and finds little of its memory in a cache when it wakes. Here the
-//! whole loop runs on a clock whose wait reads a buffer, which displaces everything else from the caches and from the table of
-//! pages, and times what lies between two waits, less the driver's time. The driver takes [`CALL`], as a real one does: what
-//! was asked of memory before the call has arrived when it returns.
+//! whole loop runs on a clock whose wait touches a buffer, which evicts everything else from the caches and the TLB. The time
+//! from one wait to the next is measured, less the driver's time. The driver takes [`CALL`], as a real one does, so memory
+//! that was prefetched before the call has arrived when it returns.
 
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::gpu::Device;
@@ -90,7 +90,7 @@ impl Clock for Displacing {
     }
 }
 
-/// The median of the loop's own time in `ticks` ticks over this many GPUs, after waits in each of which `displaced_bytes` were read.
+/// The median of the loop's own time in `ticks` ticks over `gpus` GPUs. Each wait touches `displaced_bytes`.
 pub fn tick(gpus: usize, displaced_bytes: usize, ticks: usize) -> Duration {
     let stop = Arc::new(AtomicBool::new(false));
     let state = State { buffer: vec![1; displaced_bytes / 8], ticks, woken: None, took: Vec::with_capacity(ticks + 1) };

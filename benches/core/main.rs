@@ -117,7 +117,7 @@ fn print_tail(what: &str, figure_us: f64, mut took: Vec<Duration>) {
     );
 }
 
-/// Prints the sampling loop's own time in a tick: what stays in the caches, and what nothing has left in them.
+/// Prints the sampling loop's own time in a tick, with warm caches and with caches that a buffer has displaced.
 fn cold_ticks(_: &mut Criterion) {
     for (gpus, mebibytes, ticks) in [(2, 0, 20_000), (2, 32, 2_000), (2, 64, 1_000), (8, 0, 20_000), (8, 64, 1_000)] {
         let medians: Vec<_> = (0..5).map(|_| cold::tick(gpus, mebibytes << 20, ticks).as_nanos()).collect();

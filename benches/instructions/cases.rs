@@ -1,4 +1,4 @@
-//! What is counted. Each case prepares itself and then repeats one thing, on one thread.
+//! The benchmark cases, each of which prepares its state and then repeats one operation on one thread.
 
 use crate::node;
 use axum::body::Body;
@@ -35,7 +35,7 @@ pub struct Case {
     pub name: &'static str,
     /// How often it is repeated.
     pub repetitions: u64,
-    /// Prepares it and repeats it so often.
+    /// Prepares the state, and repeats the operation this many times.
     pub run: fn(u64),
 }
 
@@ -58,13 +58,13 @@ pub const CASES: &[Case] = &[
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;
 /// How long the node of the scrapes has run, milliseconds.
 const RUN_MS: i64 = 3_000;
-/// What the kernel keeps of datagrams that are not read yet, often.
+/// Events in a batch. With [`LAST`], a batch fits the kernel's default queue of unread datagrams, 10.
 const AT_ONCE: u64 = 8;
 
 /// Until when memory changes, milliseconds.
 const REST_MS: i64 = 60_000;
 
-/// Eight GPUs. Each has another value every hundredth millisecond, as an allocator does that is at work, for a minute.
+/// Eight GPUs. The memory of each changes every 100 ms for a minute, as under an allocator at work.
 struct Steady(Vec<Device>);
 
 impl Source for Steady {
@@ -107,7 +107,7 @@ fn tick(repetitions: u64) {
     }
 }
 
-/// Sweeps of the full rate while all GPUs are idle: in one of a hundred they are read.
+/// Ticks at the full rate while all GPUs are idle. Only one in a hundred reads them.
 fn idle_tick(repetitions: u64) {
     struct Empty(Steady);
     impl Source for Empty {
@@ -166,8 +166,8 @@ fn interval_query(repetitions: u64) {
     }
 }
 
-/// Turns over GPUs whose memory changed often and then no more, as that of a job that is past its first steps; each with the
-/// tick before it.
+/// Turns of the join over GPUs whose memory changed often and then came to rest, as in a job past its first steps. Each
+/// turn follows one tick, which is counted too.
 fn join_at_rest(repetitions: u64) {
     let (mut sampler, clock, node) = sampler();
     let total = Rare { memory_total_bytes: Some(140 << 30), ..Rare::default() };
@@ -224,7 +224,7 @@ fn event(n: u64) -> String {
     )
 }
 
-/// What ends a batch of a door.
+/// The mark that ends a batch: when the intake sees it, the listener stops.
 const LAST: &str = r#"{"event":"mark","name":"last","job":"sender","rank":0,"gpu":0}"#;
 
 fn over_http(repetitions: u64) {
@@ -256,7 +256,7 @@ fn over_http(repetitions: u64) {
     }
 }
 
-/// Runs a door over batches of annotations that wait at it.
+/// Sends annotations to a listener's socket in batches, and runs the listener until it has read each batch.
 fn through(repetitions: u64, path: &Path, intake: &Intake, send: impl Fn(&str), run: impl Fn(&Intake, &AtomicBool)) {
     let stop: Arc<AtomicBool> = Arc::default();
     let seen = Arc::clone(&stop);
@@ -286,7 +286,7 @@ fn over_seqpacket(repetitions: u64) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("annotations.sock");
     let door = seqpacket::Listener::beside(&path).expect("bound");
-    // Each run of the door has new connections, and ends those that it had.
+    // Each run of the listener closes its connections when it ends, so each batch needs a new one.
     let send = |text: &str| {
         SENDER.with_borrow_mut(|sender| {
             let socket = sender.get_or_insert_with(|| connected(door.path()));

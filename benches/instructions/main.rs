@@ -1,9 +1,9 @@
-//! The gate on cost: how many instructions the paths that run all the time take, beside a committed baseline.
+//! The regression gate on CPU cost: compares the instruction counts of the hot paths with a committed baseline.
 //!
 //! Enters: `baseline.txt`. Leaves: a table, and a failure if a case takes more than 3 % more than its baseline. Each case
-//! runs under valgrind's callgrind twice, with a number of repetitions and with twice that number; the difference is what the
-//! repetitions take, without what prepares them. Unlike times, these numbers are the same on a busy machine and repeat to a
-//! tenth of a percent. They depend on the compiler and on the dependencies, which `tests/tools.env` and `Cargo.lock` fix,
+//! runs under valgrind's callgrind twice, with a number of repetitions and with twice that number. The difference is the cost
+//! of the repetitions without their setup. Unlike times, these counts do not depend on other load, and repeat to a tenth of a
+//! percent. They depend on the compiler and on the dependencies, which `tests/tools.env` and `Cargo.lock` fix,
 //! and a little on the C library.
 //!
 //! `make instructions` runs it. `make instructions MOVE=1` writes the baseline anew: say in the commit which case moved,

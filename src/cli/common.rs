@@ -1,4 +1,4 @@
-//! What several commands have: flags for settings, how their values are parsed, and how wrong ones are reported.
+//! Flags for settings that several commands share, the parsing of their values, and the error for wrong ones.
 
 use crate::config::{KEYS, SettingLayers};
 use clap::Args;
@@ -29,7 +29,7 @@ pub(super) struct Common {
     pub run_for: Option<Duration>,
 }
 
-/// The exit status where flags or settings are wrong, as clap has it too. What fails later ends with 1.
+/// The exit status for wrong flags or settings, the same as clap's. Later failures exit with 1.
 pub(super) const MISUSED: u8 = 2;
 
 /// Flags or settings that are wrong.

@@ -110,7 +110,7 @@ Record the last seconds into a file for `sqlite3`:
 async fn show_progress(known: Known) {
     let terminal = std::io::stdout().is_terminal();
     let mut seconds = 0;
-    // So that the first line has values: without a terminal, the next line is far away.
+    // Waits until the node is known, so that the first line has values. Without a terminal, the next line comes 5 s later.
     while known.slot.node().is_none() {
         tokio::time::sleep(FIRST_LOOK).await;
     }

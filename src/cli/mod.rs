@@ -86,7 +86,7 @@ pub fn main() -> ExitCode {
     crate::heap::keep_small();
     survive_file_limit();
     let command = Cli::parse().command;
-    // The command prints to the same terminal: findings wait for the end, and only errors are logged meanwhile.
+    // The command of `run` prints to the same terminal, so only errors are logged while it runs.
     init_log(if matches!(command, Command::Run(_)) { LevelFilter::ERROR } else { LevelFilter::INFO });
     let succeeded = |()| ExitCode::SUCCESS;
     let done = match command {
@@ -110,9 +110,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// From now on a write beyond the limit on the size of files (`ulimit -f`, Slurm's and systemd's limits) fails as on a full
-/// disk, and does not end the process. Handled and not ignored, because what is ignored stays so in commands that are
-/// started.
+/// Makes a write beyond the limit on file sizes (`ulimit -f`, or a limit of Slurm or systemd) fail with an error, instead of
+/// ending this process by SIGXFSZ. The signal is handled and not ignored, because started commands inherit ignored signals.
 fn survive_file_limit() {
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: the handler does nothing, which is safe at any moment. It is refused only for signals that do not exist.

@@ -67,7 +67,7 @@ impl Flags {
         }
     }
 
-    /// With `run --via`, how and what is read is the daemon's business.
+    /// Refuses the flags that have no effect with `run --via`, where the daemon records.
     pub fn leave_to_daemon(&self) -> anyhow::Result<()> {
         let given = [
             ("--interval", self.interval.is_some()),
@@ -103,7 +103,7 @@ impl Flags {
         }
         flags.extend(self.set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))));
         let mut layers = layers(self.config.clone(), flags);
-        // Nothing is pushed, and a training job's variables for its own OTLP are no reason to refuse it.
+        // A recording exports no OTLP, so faults in `OTEL_*` variables, which are meant for the job, must not fail it.
         layers.environment.retain(|(name, _)| name.starts_with("HIGHWATER_"));
         let settings = load(&layers)?;
         if matches!(settings.source, SourceSpec::Replay(_)) {
@@ -153,7 +153,7 @@ impl Record {
     }
 }
 
-/// Says if what is recorded is simulated. A file in the format `ort` cannot say it.
+/// Prints a notice if the source is simulated. The format `ort` has no field for it.
 pub(super) fn note_simulation(settings: &Settings) {
     if let SourceSpec::Sim(name) = &settings.source {
         let source = format!("sim:{}", name.as_deref().unwrap_or("demo"));

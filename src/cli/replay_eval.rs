@@ -90,7 +90,7 @@ fn judge(kinds: &Scores, least: f64) -> anyhow::Result<()> {
     if below.is_empty() { Ok(()) } else { bail!("below {least}: {}", below.join(", ")) }
 }
 
-/// What was reported for one rank of a job, or for the job, in all of its steps.
+/// The signs of one kind and severity for one rank, or for the job as a whole, summed over all steps.
 #[derive(Debug, serde::Serialize)]
 struct Told {
     finding: FindingKind,
@@ -132,7 +132,7 @@ impl Told {
 
 type Signs = Vec<(i64, Sign)>;
 
-/// In how many steps each kind was looked for.
+/// For each kind, the number of steps that ended, and of those in which its detector abstained.
 type AllLooked = BTreeMap<FindingKind, Looked>;
 
 fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<(Scores, Signs, AllLooked)> {
@@ -175,7 +175,7 @@ fn table(all: &BTreeMap<String, Scores>, kinds: &Scores, total: &Score) -> Strin
     text
 }
 
-/// In which share of the steps nothing could be said, by kind.
+/// A table of the share of steps in which each kind's detector abstained.
 fn looked_table(looked: &AllLooked) -> String {
     let mut rows = vec![["finding", "steps of ranks", "abstained", "share"].map(str::to_owned)];
     for (kind, looked) in looked {

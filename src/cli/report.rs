@@ -106,7 +106,7 @@ impl ReportCommand {
         match failed.iter().all(|failed| failed.is_known) {
             true if failed.is_empty() => ExitCode::SUCCESS,
             true => ExitCode::from(FAILED_IF),
-            // A bound that cannot be checked must not pass, and is another fault than one that is exceeded.
+            // A condition that cannot be checked must not pass. Its exit status differs from that of one that holds.
             false => ExitCode::FAILURE,
         }
     }
@@ -142,7 +142,7 @@ fn distinguish(reports: &mut [Report], files: &[PathBuf]) {
 const PAGE: &[u8] = b"<!doctype html>";
 const PNG: &[u8] = b"\x89PNG";
 
-/// `-o` names the recording in `run`: a recording must not be replaced by the page about it.
+/// Refuses to replace a file that does not start with `begin`. In `run`, `-o` names the recording, so a user may pass one here.
 fn may_be_replaced(path: &Path, begin: &[u8]) -> anyhow::Result<()> {
     let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0);
     if is_file && !read_at_most(path, begin.len() as u64).is_ok_and(|read| read == begin) {

@@ -32,8 +32,8 @@ const PASSED_ON: [Signal; 6] = [Signal::TERM, Signal::HUP, Signal::INT, Signal::
 pub(super) struct Run {
     #[command(flatten)]
     flags: Flags,
-    /// Let the daemon at this address record, and read no GPU here. The file is a capture of it, which reaches back by its
-    /// ring.retention at most [default without =URL: http://127.0.0.1:10450].
+    /// Let the daemon at this address record, and read no GPU here. The file is a capture that the daemon takes; it reaches
+    /// back at most the daemon's ring.retention [default without =URL: http://127.0.0.1:10450].
     #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, default_missing_value = via::DEFAULT)]
     via: Option<String>,
     /// The command and its arguments.
@@ -46,7 +46,7 @@ impl Run {
         let ended = match self.record() {
             Ok(ended) => ended,
             Err(Unrecorded::Asked(error)) => return Err(error),
-            // A caller that waits for the command must not go without it because of a limit or a full disk.
+            // The command must run even if a limit or a full disk prevents the recording.
             Err(Unrecorded::Machine(error) | Unrecorded::Sockets(error)) => {
                 terminal::print_error(format_args!("highwater: the command runs, and is not recorded: {error:#}"));
                 Err(self.become_command())
@@ -62,7 +62,7 @@ impl Run {
         })
     }
 
-    /// Replaces this process by the command. Returns only if that is not possible, why.
+    /// Replaces this process by the command. Returns only if that fails, with the error.
     fn become_command(&self) -> io::Error {
         let mut command = self.command();
         let error = command.as_std_mut().exec();
@@ -72,7 +72,10 @@ impl Run {
         }
     }
 
-    /// Records while the command runs. Returns its status, or why it cannot be run; an error if nothing is recorded.
+    /// Records while the command runs. Returns the command's exit status, or the error of starting it.
+    ///
+    /// # Errors
+    /// If the recording cannot begin. The command has not run then.
     fn record(&self) -> Result<io::Result<ExitStatus>, Unrecorded> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the runtime for signals").map_err(Unrecorded::Machine)?;
@@ -163,8 +166,8 @@ impl Run {
     }
 }
 
-/// Runs the command to its end. Signals are taken before it exists, so that none ends this process and leaves the command
-/// behind.
+/// Runs the command to its end. The signal handlers are installed before it starts, so no signal can end this process and
+/// leave the command behind.
 fn execute(command: &mut Command, runtime: &Runtime) -> io::Result<ExitStatus> {
     let running = runtime.block_on(async {
         let signals = signals()?;
@@ -181,7 +184,7 @@ fn spawn(command: &mut Command) -> io::Result<Child> {
     })
 }
 
-/// As in a shell, a file without an interpreter is a script.
+/// The command as a script of `/bin/sh`, if it is an executable file without `#!`. Shells do the same.
 fn script(error: &io::Error, command: &std::process::Command) -> Option<std::process::Command> {
     let is_script = error.raw_os_error() == Some(libc::ENOEXEC);
     (is_script && command.get_program().as_encoded_bytes().contains(&b'/')).then(|| {
@@ -206,8 +209,8 @@ fn signals() -> io::Result<mpsc::UnboundedReceiver<Signal>> {
 /// Waits for the command, and passes signals on.
 async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) -> io::Result<ExitStatus> {
     let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-    // A descriptor, because the number could belong to another process once the command has been waited for. Kernels
-    // before 5.3 have none.
+    // Another process could get the same ID once the command has been waited for, so signals go to a pidfd. Kernels before
+    // 5.3 have none.
     let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     loop {
         tokio::select! {
@@ -233,18 +236,18 @@ fn pass_on(pid: Pid, pidfd: Option<&OwnedFd>, taken: Signal) {
     }
 }
 
-/// Whether the terminal sends the signals that are typed to this process.
+/// Whether the process `pid` is in the terminal's foreground group, which gets the signals of typed keys such as Control-C.
 fn hears_terminal(pid: Pid) -> bool {
     let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
     let own = rustix::process::getpgid(Some(pid));
     rustix::termios::tcgetpgrp(&terminal).is_ok_and(|group| Ok(group) == own)
 }
 
-/// The status as a shell has it. If Control-C ended the command, this process ends of it too: a shell that runs a loop
-/// ends the loop only then.
+/// The exit status as a shell reports it. If SIGINT ended the command, this process also ends by SIGINT, because only then a
+/// shell stops a loop around it.
 fn code(status: ExitStatus) -> ExitCode {
     if status.signal() == Some(Signal::INT.as_raw()) {
-        // A new program has no handler for the signal. If it cannot be had, the status says the same.
+        // `sh` does not inherit this process's handler, so the signal ends it. If `sh` cannot be run, the status below is 130.
         let _ = std::process::Command::new("/bin/sh").args(["-c", "kill -INT $$"]).exec();
     }
     let code = status.code().or_else(|| status.signal().map(|signal| BY_SIGNAL + signal)).unwrap_or(1);

@@ -90,11 +90,11 @@ pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     runtime.context("cannot start the HTTP runtime")
 }
 
-/// Runs the daemon on the runtime for HTTP. Work that blocks, such as a capture's page being made, is left behind at the
-/// end.
+/// Runs the daemon on the runtime for HTTP. At the end, abandons blocking work that still runs, such as the making of a
+/// capture's page.
 ///
 /// # Errors
-/// The runtime's threads cannot be started; those of the daemon.
+/// If the runtime's threads cannot be started, or `daemon` fails.
 pub(super) fn drive<T>(daemon: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = runtime()?;
     let ended = runtime.block_on(daemon);
@@ -108,8 +108,8 @@ pub(super) fn print_address(daemon: &Daemon) {
     terminal::print_error(format_args!("listening on {scheme}://{}", daemon.address));
 }
 
-/// The signals that end the daemon. Once it listens for them, they no longer kill the process: a signal is kept until
-/// it is waited for, so that a daemon that is still starting ends like any other.
+/// The signals that end the daemon. Once they are listened for, they no longer kill the process. A signal that arrives
+/// during startup is kept until [`until_ended`] waits for it, so the daemon still stops in order.
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,

@@ -25,11 +25,11 @@ pub(super) const DEFAULT: &str = "http://127.0.0.1:10450";
 const MOST_ANSWER_BYTES: usize = 4 << 20;
 /// How long a call may take.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
-/// How long the daemon may take to write a capture, or another one that it is taking already.
+/// How long to wait for the written capture, including the time of another one that the daemon is already taking.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(120);
 /// How often to ask whether it is written.
 const ASK_EVERY: Duration = Duration::from_millis(200);
-/// What the capture has beyond the command's time: phases are joined with memory a little later.
+/// How long the capture goes on after the command, seconds, since phases are joined with memory shortly after they end.
 const AFTER_S: f64 = 1.0;
 
 /// A daemon that records.
@@ -41,7 +41,7 @@ pub(super) struct RemoteDaemon {
 }
 
 impl RemoteDaemon {
-    /// Finds it, and sees that it takes captures.
+    /// Connects to the daemon at `url`, and checks that it takes captures.
     pub async fn find(url: &str) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/').to_owned();
         if !url.starts_with("http://") {
@@ -65,8 +65,7 @@ impl RemoteDaemon {
         Ok(daemon)
     }
 
-    /// Writes what the daemon kept of the last `elapsed` to a new file. Returns how much of it came too long ago to be
-    /// kept.
+    /// Writes a capture of the last `elapsed` to a new file. Returns how much of that time the daemon no longer keeps.
     pub async fn record(&self, elapsed: Duration, note: &str, path: &Path) -> anyhow::Result<Duration> {
         let within = elapsed.min(self.keeps);
         let note: String = note.chars().filter(|one| !one.is_control()).take(200).collect();

@@ -1,18 +1,18 @@
 //! The Prometheus expositions: text, and protobuf for scrapers that store native histograms.
 //!
 //! Enters: collected families. Leaves: text format 0.0.4, or what `protobuf` describes. Absent on purpose: registries and
-//! long-lived label sets, so that a job or GPU that is gone leaves no series; texts kept from one scrape to the next, which
-//! would save some of the 0.3 million instructions of a scrape of one idle GPU, and took up to 2 MiB on eight GPUs, as a heap
-//! with small blocks that stay cannot shrink.
+//! long-lived label sets, so a job or GPU that is gone leaves no series; and text cached between scrapes. Such a cache would
+//! save some of the 0.3 million instructions of a scrape of one idle GPU, but its small long-lived blocks kept the heap from
+//! shrinking: it took up to 2 MiB on eight GPUs.
 //!
-//! The `prometheus` crate writes the numbers of the daemon itself. `series` writes what grows with GPUs and jobs, and histograms,
-//! byte for byte as the crate would: for a line with labels the crate copies each name and value first, and it writes the bound of
-//! each bucket anew. 2,048 phases took 75 ms with it, and a scrape may take 10; with all families of at most 16 lines it took half
-//! as many instructions again for eight GPUs (docs/performance.md).
+//! The `prometheus` crate writes the metrics of the daemon itself. `series` writes histograms and what grows with GPUs and
+//! jobs, byte for byte as the crate would. The crate copies the name and value of each label, and formats every bucket bound
+//! again. So it took 75 ms for 2,048 phases, where the limit is 10 ms. Using it for every family of at most 16 lines took
+//! half as many instructions again on eight GPUs (docs/performance.md).
 //!
-//! A histogram has some 60 buckets, so that a quantile of them is right to a quarter. A family with more than
-//! `MOST_FINE` histograms has every fourth bucket instead: otherwise 2,048 phases would have 131,000 series, and their
-//! text would take 13 MB. Native histograms keep their resolution.
+//! A histogram has some 60 buckets, so a quantile is accurate to about a quarter. In a family with more than `MOST_FINE`
+//! histograms, each exports only every fourth bucket: otherwise 2,048 phases would have 131,000 series, and their text would
+//! take 13 MB. Native histograms keep their resolution.
 
 mod message;
 pub mod protobuf;
@@ -75,7 +75,7 @@ pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
     Ok(text)
 }
 
-/// Whether a family is numbers of the daemon itself, so that its lines do not grow with GPUs, jobs or clients.
+/// Whether the crate writes a family: it has no histograms, and is about the daemon, so it does not grow with GPUs or jobs.
 fn is_of_the_daemon(metric: &Metric) -> bool {
     metric.kind != MetricKind::Histogram && !metric.labels.iter().any(|label| matches!(*label, "gpu" | "training_job"))
 }

@@ -218,8 +218,8 @@ fn the_fewest_recompute_plans_that_save_enough() {
 
 const MIB: u64 = 1 << 20;
 
-/// A recording of a job on a GPU of 40 GiB: four steps of growing batches, and one of a small batch after them, whose memory
-/// is what the largest took. A fifth of a second each.
+/// A recording of a job on a GPU of 40 GiB: four steps with growing batches, then one with a small batch, which still holds
+/// the memory of the largest. Each step takes a fifth of a second.
 fn grown(folder: &Path) -> PathBuf {
     let path = folder.join("it.sqlite");
     let recorded = command().args(["record", "--source", "sim:spike", "--for", "1s", "-o"]).arg(&path).output();
@@ -248,7 +248,7 @@ fn grown(folder: &Path) -> PathBuf {
     path
 }
 
-/// The line is that of `advise::batch`'s own test, which was computed apart.
+/// Asserts the fitted line. The unit test of `advise::batch` has the same one, computed independently.
 fn fits(of: &Value, limit_mib: u64, largest: u64) {
     let mib = |name: &str| of[name].as_f64().expect(name) / MIB as f64;
     assert!(

@@ -69,7 +69,7 @@ fn each_alert_is_tested_both_ways() {
     }
 }
 
-/// What people read is tested whole, filled in with numbers, because a template that is right says nothing about its text.
+/// The rendered text of each alert is tested as a whole, because a valid template can still render a wrong text.
 #[test]
 fn the_whole_text_of_each_alert_is_tested() {
     let mut read_whole = BTreeSet::new();

@@ -13,8 +13,8 @@ const PROBE_WITHIN: Duration = Duration::from_secs(1);
 const PROBES: usize = 100;
 const CROWD: usize = 10_000;
 
-/// Sends a hundred requests, each over its own connection, and each answered within a probe's timeout, beside what the daemon has
-/// waited for a processor of a busy machine meanwhile. Prints the longest time that one took.
+/// Sends a hundred requests, each over its own connection. Each must be answered within a probe's timeout plus the time that
+/// the daemon waited for a CPU meanwhile. Prints the longest time that one took.
 fn probe(daemon: &Daemon, addresses: &[(&str, &str)], among: &str) {
     let before = daemon.waited();
     let took = (0..PROBES).map(|number| {

@@ -441,8 +441,7 @@ fn every_query_returns_data(nodes: &Nodes, scraper: &Scraper) {
     }
 }
 
-/// What the GPUs of a daemon without a driver do is unknown, so no tile says that all is well, and no table that there is
-/// nothing to report.
+/// Without a driver, the state of the GPUs is unknown. So no tile may be green, and no table may report that all is well.
 fn without_a_driver_nothing_is_green(nodes: &Nodes, scraper: &Scraper) {
     let mut tiles = 0;
     for Dashboard { file, json } in dashboards() {

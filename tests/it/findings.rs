@@ -87,8 +87,8 @@ fn shorts(recording: &str) -> String {
     found(recording).iter().map(|finding| short(finding, &configurations) + "\n").collect()
 }
 
-/// Three allocator retries, each with the collective that waited for it, if it waited long; the first steps in which
-/// rank 0 mapped its memory, with severity `info`; and nothing in any steady step.
+/// The recording has three allocator retries, one of which made a collective wait long enough for a finding. In the first
+/// steps rank 0 maps its memory, which has severity `info`. Steady steps have no finding.
 #[test]
 fn the_recording_has_what_its_allocator_counted_and_nothing_else() {
     expect_test::expect![[r#"

@@ -341,8 +341,7 @@ fn values_that_cannot_work_are_refused() {
     }
 }
 
-/// The objects that the chart renders with these values on top of the defaults; `None` without Helm.
-/// A queue that is full must not be what the kernel ends the pod for.
+/// A full queue must not make the kernel kill the pod for its memory.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn the_push_queue_comes_on_top_of_the_memory_limit() {
@@ -372,6 +371,7 @@ fn the_push_queue_comes_on_top_of_the_memory_limit() {
     assert!(said(&refused).contains("config.otlp.queue_bytes: \"lots\""), "{}", said(&refused));
 }
 
+/// The objects that the chart renders with these values on top of the defaults; `None` without Helm.
 fn render(values: &str) -> Option<Vec<Value>> {
     let output = template(&tools::find("helm")?, values);
     assert!(output.status.success(), "{}", said(&output));

@@ -158,8 +158,8 @@ fn no_modules_import_each_other_in_a_circle() {
     }
 }
 
-/// Modules that use their children and are used by them: what both need wants a module of its own, as `cli::common` is for
-/// `cli`. No other may become one, and who mends one takes it off the list.
+/// Modules that import from their children and are imported by them. What both need should be in a module of its own, as
+/// `cli::common` is for `cli`. Never add to this list; remove a module once its cycle is gone.
 const BOTH: [&str; 5] = ["core/src/ring", "src/daemon", "src/nvml", "src/sim/job", "src/web"];
 
 /// The names that a module defines itself.
@@ -332,8 +332,8 @@ fn unsafe_code_is_where_it_is_listed() {
     assert_eq!(found, UNSAFE.into_iter().map(|(source, module, _)| (source, module.to_owned())).collect());
 }
 
-/// The text of an error is made where it is shown, so that callers and tests can match its variants. Only `highwater` itself, whose
-/// values of settings are parsed for a message, may do otherwise.
+/// The text of an error is made where it is shown, so that callers and tests can match its variants. Only the crate
+/// `highwater`, which parses values of settings, may return texts as errors.
 #[test]
 fn no_library_returns_a_text_as_its_error() {
     for source in ["core/src", "engine/src", "analysis/src"] {

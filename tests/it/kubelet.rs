@@ -264,7 +264,8 @@ for number, line in enumerate(sys.stdin, 2):
     step(number)
 "#;
 
-/// The kubelet links a container's log when the container runs already. No kubelet is asked, but one is configured: only then senders are in pods.
+/// The kubelet links a container's log only once the container runs. The test configures a kubelet that does not exist,
+/// because senders are looked up in pods only if one is configured.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn a_pod_that_marks_before_its_link_is_there_loses_no_mark_and_ends_with_its_process() {

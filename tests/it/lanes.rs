@@ -147,7 +147,7 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
 }
 
-/// The fast lane goes on; the slower lanes of all GPUs have one thread.
+/// The slower lanes of all GPUs share one thread. If it hangs, each GPU gets a thread; the fast lane is not affected.
 #[test]
 fn a_gpu_that_hangs_in_a_slower_call_keeps_no_other_waiting() {
     let mut control = gpus(3);
@@ -170,7 +170,7 @@ fn a_gpu_that_hangs_in_a_slower_call_keeps_no_other_waiting() {
     node.until("its return", |metrics| value(metrics, &temperature(1)) == Some(77.0));
 }
 
-/// XIDs of all GPUs come over one set of events, which waits for that GPU. Nothing else does.
+/// All GPUs share one NVML event set, whose registration hangs with that GPU. So only XIDs wait for it.
 #[test]
 fn a_gpu_that_hangs_in_the_registration_for_xids_costs_only_xids_and_only_until_it_returns() {
     let mut control = gpus(2);
@@ -194,8 +194,8 @@ const EVERY_LANE: [&str; 2] = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtili
 /// Every second of 64 GPUs.
 const HUNG: fn(usize) -> bool = |gpu| gpu % 2 == 1;
 
-/// The others keep 99 % of 30 s, beside what the daemon waits for a processor of a busy machine. With a delay of 1 s for each GPU
-/// that hangs, they would lose 32 s.
+/// The other GPUs lose at most 1 % of the ticks of 30 s, plus those for which the daemon waited for a CPU. If each of the 32
+/// GPUs that hang delayed them by 1 s, they would lose 32 s.
 #[test]
 fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     let mut control = gpus(64);
@@ -233,7 +233,7 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     });
 }
 
-/// Its calls alone take long, for ever: those of the others are not to wait for them.
+/// Only this GPU's calls are slow, permanently. The other GPUs' calls must not wait for them.
 #[test]
 fn a_gpu_whose_calls_take_long_costs_the_others_no_ticks_and_is_still_read() {
     for delay_us in [5_000.0, 300_000.0] {
@@ -363,7 +363,7 @@ fn a_gpu_that_stops_supporting_the_memory_call_is_down_until_it_does_again() {
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
 }
 
-/// Such a GPU exists: the parent of MIG instances, for a process that may not read it, or one that shares host memory.
+/// Such GPUs exist: the parent of MIG instances, if the process may not read it, and a GPU that shares the host's memory.
 #[test]
 fn a_gpu_without_a_memory_call_that_is_lost_is_down_and_comes_back() {
     let mut control = gpus(2);

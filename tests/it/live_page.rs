@@ -174,8 +174,8 @@ fn a_page_has_all_that_is_kept_once_the_oldest_is_forgotten() {
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
-/// A finding of before what is kept is drawn from its capture, and never another time in its place; and an address that a
-/// colleague has sent stays as it is.
+/// A finding older than the rings' memory is drawn from its capture, and the page never shows another time instead. A URL
+/// that a colleague has sent does not change.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn an_old_finding_and_an_old_address_show_their_own_time_or_none() {

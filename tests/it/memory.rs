@@ -1,4 +1,4 @@
-//! What the daemon's memory is for, beside what the kernel says that it takes.
+//! The exported parts of the daemon's memory, compared with the resident memory that the kernel reports.
 
 use crate::daemon::Daemon;
 use crate::process::eventually;

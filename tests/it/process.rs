@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 /// many seconds where others write much.
 const END_WITHIN: Duration = Duration::from_secs(60);
 
-/// The program, arguments and environment of `command`, behind a Python that lets signals do what they do by default.
-/// The tests may have been started with some of them ignored: `nohup` ignores SIGHUP, a shell's `&` SIGINT and SIGQUIT. Processes inherit that.
+/// `command`, started by Python, which resets signals to their default actions. Processes inherit ignored signals, and the
+/// tests may have been started with some: `nohup` ignores SIGHUP, and a shell's `&` ignores SIGINT and SIGQUIT.
 pub fn hearing_signals(command: &Command) -> Command {
     let resets = "import os, signal, sys\nfor n in 'HUP INT QUIT TERM USR1'.split():\n \
                   signal.signal(getattr(signal, 'SIG' + n), signal.SIG_DFL)\nos.execvp(sys.argv[1], sys.argv[1:])";

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const DATA_WITHIN: Duration = Duration::from_secs(90);
 const SHARES: [f64; 3] = [0.5, 0.9, 0.99];
 const NATIVE: &str = "    scrape_native_histograms: true\n";
-/// The ratio of the bounds of one bucket below 10 s. No quantile of buckets is closer by construction.
+/// The ratio between the bounds of a bucket below 10 s, and so the error that a quantile of buckets can have.
 const BUCKET: f64 = 1.29;
 /// The same of the coarse bounds.
 const COARSE_BUCKET: f64 = 2.5;
@@ -68,7 +68,7 @@ fn native_histograms_have_the_quantiles_of_the_steps() {
     only_native_series_exist(&prometheus);
 }
 
-/// The demo's own job goes on meanwhile: its steps are those that Prometheus has counted at one instant.
+/// The demo's job goes on meanwhile, so this compares only the steps that Prometheus had counted at one instant.
 fn the_demo_agrees(daemon: &Daemon, prometheus: &Scraper) {
     let job = r#"highwater_job_step_duration_seconds{training_job="llama-ddp"}"#;
     let enough = format!("sum(histogram_count({job})) > 200");
@@ -206,8 +206,8 @@ fn send(daemon: &Daemon, begin_ns: i64, first: usize) {
     eventually(DATA_WITHIN, &counted, || daemon.metrics().contains(&counted).then_some(()));
 }
 
-/// Durations in the API of those steps of a job that `is_wanted` by rank and place among the rank's steps, seconds, in
-/// rising order.
+/// The durations of a job's steps in the API, seconds, in rising order. `is_wanted` selects steps by rank and by their
+/// position among the rank's steps.
 fn durations(daemon: &Daemon, job: &str, is_wanted: impl Fn(u64, usize) -> bool) -> Vec<f64> {
     let answer: Value =
         serde_json::from_str(&daemon.get(&format!("/api/v1/jobs/{job}/phases?limit=100000"))).expect("JSON");
@@ -239,7 +239,8 @@ fn one(prometheus: &Scraper, expression: &str) -> f64 {
     }
 }
 
-/// Whether a quantile is at most `ratio` away from the true one. Between two durations every value is one.
+/// Asserts that a quantile is within a factor of `ratio` of the true one. Every value between the two nearest durations
+/// counts as true.
 fn is_near(what: &str, value: f64, durations: &[f64], share: f64, ratio: f64) {
     let rank = durations.len() as f64 * share;
     let of = |rank: f64| durations[(rank as usize).clamp(1, durations.len()) - 1];

@@ -75,7 +75,7 @@ fn a_limit_on_the_size_of_files_costs_the_recording_and_not_the_command() {
     assert!(text(&output.stderr).contains("file.sqlite: disk I/O error"), "it says what it lacks: {output:?}");
 }
 
-/// As in a sandbox of a batch system. Needs a namespace of mounts, which some machines give to root only, or to nobody.
+/// Sandboxes of batch systems may lack `/proc`. The test needs a mount namespace, which some machines do not permit.
 #[test]
 fn where_proc_is_not_mounted_the_command_is_recorded_without_marks() {
     let unshare = |arguments: &[&str]| {
@@ -170,8 +170,8 @@ fn arguments_and_streams_are_the_commands_own() {
     assert!(output.status.success());
 }
 
-/// Where the service manager says that the daemon's socket is, there a recording looks for another daemon, and nowhere else:
-/// all other tests name a folder that does not exist.
+/// A recording looks for another daemon at the socket in `RUNTIME_DIRECTORY`, if the service manager sets it. All other tests
+/// set it to a folder that does not exist.
 #[test]
 fn another_daemon_is_looked_for_where_the_service_manager_says() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -243,7 +243,8 @@ sys.stdout.buffer.write(b'%d\\n' % code + seen)
     (code.parse().expect("a number"), seen.to_owned())
 }
 
-/// Control-C ends a shell's loop around it, reaches a command in a group of its own, and a file lies behind a link.
+/// Control-C ends a shell's loop around `run`, and reaches a command in its own process group. The output's folder is a
+/// symbolic link.
 #[test]
 fn interrupts_end_the_loop_around_it() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -459,7 +460,7 @@ fn record_ends_with_a_signal_or_after_its_time() {
     assert!(last_tick_ns(&file) - begin_ns >= 200_000_000, "{}", last_tick_ns(&file) - begin_ns);
 }
 
-/// Lines as ONNX Runtime's profiler writes them, of every reading, which `report` shows like that tool's own.
+/// The file has a line for every reading, in the format of ONNX Runtime's profiler, and `report` reads it.
 #[test]
 fn the_older_tools_format_has_a_line_for_every_reading() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -176,7 +176,7 @@ fn hostile_and_truncated_files_end_in_one_line() {
     }
 }
 
-/// What `record` writes is what `report` shows, to the row; a page about it never replaces it.
+/// `report` shows every row that `record` wrote, and its page never replaces the recording.
 #[test]
 fn a_recording_of_this_program_is_shown_as_its_rows_are() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -236,7 +236,7 @@ fn a_recording_of_this_program_is_shown_as_its_rows_are() {
     assert!(page.contains("\"notice\":\"Simulated by sim:demo: no GPU was read.\""), "the page's banner");
 }
 
-/// The last readings of a recorder that was killed lie after the end that it noted.
+/// A killed recorder leaves readings after the end that the file notes. The report must not skip them.
 #[test]
 fn a_recording_that_was_killed_is_shown_to_its_last_reading() {
     let folder = tempfile::tempdir().expect("a folder");

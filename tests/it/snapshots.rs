@@ -118,7 +118,7 @@ fn reported(path: &Path) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// The highest of the moments that are drawn is the peak, with the memory of each place as its holders have it.
+/// Asserts that the highest moment in the drawn bands is the peak, and that each band then equals the sum of its holders.
 fn bands_are_right_at_the_peak(allocator: &Value, name: &str, least: usize) {
     let list = |value: &Value| value.as_array().expect("a list").clone();
     let moments = list(&allocator["bands"]["moments"]);

@@ -23,7 +23,7 @@ pub(super) struct RecomputeFlags {
     /// How much memory the plans are to save, such as 3.2GiB [default: they are only listed].
     #[arg(long, value_name = "SIZE", requires = "plans", conflicts_with = "layers", value_parser = bytes)]
     free: Option<u64>,
-    /// Save what this recording lacks: a GPU's peak must leave the headroom of `--headroom`.
+    /// Save as much as the fullest GPU of this recording lacks to keep `--headroom` free.
     #[arg(long, value_name = "FILE", requires = "plans", conflicts_with_all = ["layers", "free"])]
     observed: Option<PathBuf>,
     /// Compute savings with this value of a dimension instead of the first batch's. May be given several times.
@@ -109,7 +109,7 @@ impl RecomputeFlags {
     }
 }
 
-/// By how much the GPU of a recording that was fullest lacks the headroom, bytes.
+/// How many bytes the fullest GPU of a recording lacks to keep the headroom free.
 fn lacking(observed: &Path, headroom_bytes: u64) -> anyhow::Result<u64> {
     let report = Report::open(observed, Room::of(1), &offline::Settings::default())?;
     let lacking = report.gpus.iter().filter_map(|gpu| {
@@ -124,7 +124,7 @@ fn lacking(observed: &Path, headroom_bytes: u64) -> anyhow::Result<u64> {
     })
 }
 
-/// A JSON file, or a list, in which every id has colons.
+/// Reads `--enabled`: a JSON file, or a list of plans. A list has colons, because the ID of each plan has.
 fn enabled(text: &str) -> anyhow::Result<Vec<Combination>> {
     let found = match File::open(text) {
         Ok(file) => configured(file).map_err(anyhow::Error::from),
@@ -139,13 +139,13 @@ fn quoted(text: &str) -> String {
     format!("'{}'", printable(text).replace('\'', "'\\''"))
 }
 
-/// Bytes, of which a plan may save a few.
+/// A saving as text. Below 1 MiB it is printed in bytes, because a plan may save only a few.
 fn saved(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{bytes} B") } else { size(bytes) }
 }
 
 fn as_json(log: &Log, plans: &[Valued<'_>], dims: &Dims, chosen: Option<&Choice>) -> Value {
-    // Without any, savings are as they were printed, with those of the first batch.
+    // Without `--dim`, the savings are those printed in the log, computed with the dimensions of the first batch.
     let dims = if dims.is_empty() { &log.dims } else { dims };
     let plans = plans.iter().map(|Valued { plan, saving }| {
         json!({

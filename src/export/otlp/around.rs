@@ -1,11 +1,11 @@
 //! Raw points around findings only. Points wait until it is known whether a finding is near.
 //!
 //! Enters: points as they are drawn, and the current findings. Leaves: the points from [`MARGIN_NS`] before a finding
-//! to as long after its last sign, each once. Every GPU's points are sent, because the memory of one rank explains why
-//! another waits for it. Each stretch that is sent ends with a point without a value, so that no graph draws a line to
-//! the next finding. Invariants: the number of waiting points is bounded, and points that could not wait are counted; a
-//! decision is final. Absent on purpose: what a finding is, and the ring: discarded points are not read again for a
-//! finding that began long ago.
+//! begins to [`MARGIN_NS`] after its last sign, each once. The points of every GPU are sent, because the memory of one rank
+//! explains why another waits for it. Each stretch that is sent ends with a point without a value, so that no graph draws a
+//! line to the next finding. Invariants: the number of waiting points is bounded. Points that are discarded for lack of room
+//! are counted. A decision is final. Absent on purpose: what a finding is; and the ring, so discarded points are not read
+//! again for a finding that began long ago.
 
 use super::near::{MARGIN_NS, Near};
 use super::raw::Drawn;
@@ -34,7 +34,7 @@ struct Curve {
     /// Points in order, each with the shift that makes its time Unix time.
     waiting: VecDeque<(Point, i64)>,
     period_ns: i64,
-    /// Until when the value sent last is known, unless the point that follows is sent too.
+    /// If the last point that was sent has a value, when that value ends, unless the next point is sent too.
     open_until_ns: Option<i64>,
 }
 
@@ -58,8 +58,8 @@ impl Around {
         }
     }
 
-    /// Decides about the points before `until_ns`. Returns those that are near a finding, with Unix times, and how many
-    /// more could not wait any longer and were discarded undecided.
+    /// Decides about the points before `until_ns`, and about later ones that exceed the limit. Returns the points near a
+    /// finding, with Unix times, and how many of the later ones were discarded.
     pub fn release(&mut self, until_ns: i64) -> (Vec<Drawn>, u64) {
         let share = MOST_HELD / self.curves.len().max(1);
         let (mut released, mut lost) = (Vec::new(), 0);
@@ -84,7 +84,8 @@ impl Curve {
         Self { device, waiting: VecDeque::new(), period_ns: 0, open_until_ns: None }
     }
 
-    /// Decides about the first `count` points, of which `due` are old enough for that.
+    /// Decides about the first `count` points. The first `due` have waited long enough; the rest exceed the limit. Returns
+    /// the points to send, and how many of the rest were discarded.
     fn decide(&mut self, count: usize, due: usize, near: &Near) -> (Vec<Point>, u64) {
         let (mut chosen, mut let_go) = (Vec::new(), 0);
         for (place, (point, shift_ns)) in self.waiting.drain(..count).enumerate() {

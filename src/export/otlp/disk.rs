@@ -1,8 +1,8 @@
 //! The queue's files, one for each request, so that a restart loses nothing.
 //!
-//! Enters: payloads. Leaves: the same payloads, to this process or the next. A file is written beside its name and
-//! renamed, so that a killed process leaves whole files or none; a checksum detects files that a power failure tore.
-//! Files are not synced: they outlive the process, because the page cache does. If the disk refuses a write, no point
+//! Enters: payloads. Leaves: the same payloads, to this process or the next. A file is written under a temporary name and
+//! renamed, so that a killed process leaves whole files or none. A checksum detects files that a power failure damaged.
+//! Files are not synced: they survive the process, because the page cache does. If the disk refuses a write, no point
 //! is lost: the payload stays in memory, and the failure is logged once. A file that cannot be read for now stays too:
 //! only a wrong checksum or a missing file is damage. No other user may write to the folder, and no link in it is
 //! followed ([`Folder`]).

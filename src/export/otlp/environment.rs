@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// In place of a variable's name: the setting that is read beside the variables.
+/// The setting that is read beside the variables. A fault in it has this name in place of a variable's.
 pub const OF_KEY: &str = "otlp.endpoint";
 
 /// A variable, or the setting [`OF_KEY`], that cannot be understood.

@@ -18,8 +18,8 @@ pub(super) struct Stretch {
     pub continues: bool,
     /// Its begin, and the value held at that time.
     pub begin: Point,
-    /// Every change from the begin on and before the end, including one at the begin. A gap begins at its last good
-    /// reading, so a change may come before it at the same time.
+    /// Every change from the begin, inclusive, to the end, exclusive. A gap begins at the time of the last good reading. If
+    /// that reading is a change, the change and the begin of the gap have the same time, in this order.
     pub changes: Vec<Point>,
     /// The newest reading; without a value if a gap has begun at it. A change at this time is also among the next
     /// stretch's changes.
@@ -44,13 +44,13 @@ impl Follow {
         let (ring, read_until_ns) = (self.rings.get(position)?, self.read_until_ns.get_mut(position)?);
         let to_ns = ring.newest_ns()?;
         let mut begin_ns = read_until_ns.unwrap_or(ring.oldest_ns()?);
-        // If data is lost while it is read, the next turn at the latest notices, because the oldest time only rises.
+        // If the ring overwrites what is being read, retries from its oldest time; after three attempts, the next call does.
         for _ in 0..3 {
             if begin_ns >= to_ns {
                 return None;
             }
             let continues = *read_until_ns == Some(begin_ns);
-            // From just before, if something comes before, so that what changes at the begin is reported as a change.
+            // A stretch that continues is read from 1 ns earlier, so that a change at its begin is returned as a change.
             let from_ns = if continues { begin_ns - 1 } else { begin_ns };
             match ring.points(from_ns, to_ns, usize::MAX) {
                 Ok(Points { mut points, .. }) => {

@@ -1,9 +1,9 @@
 //! Findings on steps: which findings a step has, and the span event of each.
 //!
-//! Enters: what ended, and findings. Leaves: span events. A finding belongs to a step if it names the step's rank, as
-//! its subject or as one that waits, or the step's job and no rank, or no job and a GPU that the step ran on; and if it overlaps the step, from its begin to
-//! its last sign. The last sign may have been seen a moment after what it reports, so the next step may have the
-//! finding too.
+//! Enters: steps that ended, and findings. Leaves: span events. A finding belongs to a step if it overlaps the step in time,
+//! from its begin to its last sign, and names one of these: the step's rank, as its subject or as a waiting rank; the step's
+//! job, and no rank; no job, and a GPU that the step ran on. A sign may be seen a moment after what it reports, so the next
+//! step may get the finding too.
 
 use super::context::Context;
 use highwater_core::detect::{Finding, Severity};

@@ -12,15 +12,17 @@
 //! dropped, with the reason.
 //!
 //! Spans are the SDK's `SpanData`, and `opentelemetry-otlp` makes their requests (`span_requests`). Metrics are
-//! messages of `opentelemetry-proto`, made here, because the SDK (0.33) cannot make them. It makes a `ResourceMetrics`
-//! only from its own collection, which stamps every point with the time of collection (raw points have times of their
-//! own), begins every total when the SDK began (the totals of a driver or a job did not), takes increments (what others
-//! count is a total), and has no exemplars. Its `MetricProducer`, the interface for values collected elsewhere, is
-//! gone. The SDK's detectors are not used for the resource either, because they leave `OTEL_RESOURCE_ATTRIBUTES`
-//! percent-encoded.
+//! messages of `opentelemetry-proto`, made here, because the SDK (0.33) makes a `ResourceMetrics` only from its own
+//! instruments. These cannot express what is exported here:
+//! - points with times of their own, such as raw ones: the SDK stamps every point with the time of collection;
+//! - totals of a driver or a job, which began before the SDK and come as totals: an SDK counter takes increments;
+//! - exemplars.
 //!
-//! All signals are sent by tonic and hyper. The SDK's exporter gives a request up after four attempts, and a second way
-//! to send would need a second bounded queue.
+//! `MetricProducer`, the SDK's interface for values collected elsewhere, was removed. The SDK's resource detectors are not
+//! used either, because they leave `OTEL_RESOURCE_ATTRIBUTES` percent-encoded.
+//!
+//! All signals are sent by tonic and hyper. The SDK's exporter drops a request after four attempts, and a second way to send
+//! would need a second bounded queue.
 
 mod around;
 mod backoff;

@@ -1,8 +1,8 @@
 //! The OTLP name of each metric of the catalogue, in one table. A test checks that it is complete.
 //!
-//! A metric has a name of OpenTelemetry's hardware and process conventions if one means the same, else `highwater.*`.
-//! Two names that sound alike differ: `hw.gpu.memory.utilization` is memory in use as a share of all memory, so it is
-//! made from two metrics; NVML's memory utilization is how busy memory was, and is exported as
+//! A metric has the name that OpenTelemetry's hardware and process conventions define for the same quantity, if there is
+//! one, else `highwater.*`. Two quantities have similar names: `hw.gpu.memory.utilization` is memory in use as a share of
+//! all memory, so it is made from two metrics. NVML's memory utilization is how busy memory was, and is exported as
 //! `highwater.gpu.memory.busy`.
 
 use crate::metrics::catalogue::{self as c, Metric};

@@ -1,4 +1,4 @@
-//! Which times are near a finding. This decides about raw points and steps that are sent only around findings.
+//! The times near findings, which decide which raw points are sent if `otlp.raw` is `findings`.
 //!
 //! Enters: when findings began and ended. Leaves: whether an instant or an interval lies within a margin of one.
 //! Invariants: it takes time as an argument; it keeps only what still matters, and that is bounded. Absent on purpose:
@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 /// How long before a finding begins, and after it ends, counts as near it.
 pub const MARGIN_NS: i64 = 10 * highwater_core::clock::SECOND_NS;
 
-/// The most findings that are kept separately. Beyond that, the two oldest are merged with the time between them, so
-/// that too much counts as near, never too little.
+/// The maximum number of separate stretches. Beyond it, the two oldest are merged with the time between them, so that too
+/// much counts as near, never too little.
 const MOST: usize = 256;
 
 /// Times near findings.
@@ -46,7 +46,7 @@ impl Near {
         self.stretches.get(place).is_some_and(|(begin_ns, _)| *begin_ns <= to_ns)
     }
 
-    /// Forgets what no query for a time from `at_ns` on needs.
+    /// Removes the stretches that end before `at_ns`. Later queries must not ask for earlier times.
     pub fn forget_before(&mut self, at_ns: i64) {
         while self.stretches.front().is_some_and(|(_, end_ns)| *end_ns < at_ns) {
             self.stretches.pop_front();

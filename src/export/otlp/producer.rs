@@ -40,12 +40,12 @@ pub struct Producer {
     snapshot_ns: Option<i64>,
 }
 
-/// What ends once jobs and rings have been read.
+/// Whether jobs and rings are read in a regular turn or for the last time.
 #[derive(Clone, Copy)]
 enum End {
-    /// One turn of many.
+    /// A regular turn. Steps and points that are not complete wait for a later one.
     Turn,
-    /// The daemon: there is no later turn to wait for.
+    /// The daemon stops, so nothing waits any longer.
     Daemon,
 }
 

@@ -1,4 +1,4 @@
-//! Every change of memory with the time of its reading. No SDK can make such points, because it stamps them itself.
+//! Raw points: every change of memory with the time of its reading. The SDK cannot make them, since it sets the time itself.
 //!
 //! Enters: rings. Leaves: requests with one resource per GPU. Points have no attributes, which would be repeated on
 //! each of them. A graph that joins points with lines must draw steps. So if a value was held for longer than a period,
@@ -25,8 +25,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// The most points in one request: about 400 kB, which every receiver accepts.
 const MOST_POINTS: usize = 20_000;
 
-/// A GPU without a reading for this long is exported as having no value, before it is known whether a reading still
-/// comes.
+/// After this long without a reading, a point without a value is exported, although a reading may still come.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
 
 /// Follows every ring of the current node.
@@ -36,7 +35,7 @@ pub struct RawPoints {
     curves: Vec<Curve>,
     /// What to add to the times of the last points to get Unix time.
     shift_ns: i64,
-    /// The time between the last readings.
+    /// The sampling period at the last call.
     period_ns: i64,
 }
 
@@ -181,8 +180,8 @@ impl Curve {
         }
     }
 
-    /// Adds a point of the held value at `at_ns`, if the last point is more than `period_ns` before it. Readings
-    /// jitter, so slightly more does not count.
+    /// Adds a point of the held value at `at_ns`, if the last point is more than `period_ns` before it. Before a
+    /// change, `period_ns` is half a period, because readings jitter.
     fn hold_until(&mut self, at_ns: i64, period_ns: i64, drawn: &mut Vec<Point>) {
         if self.held.is_some() && at_ns.saturating_sub(self.last_ns) > period_ns {
             self.push(Point { at_ns, used: self.held }, drawn);

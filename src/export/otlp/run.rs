@@ -1,8 +1,8 @@
 //! The running exporter: a producer on a timer, and a lane for each signal that empties the queue in order.
 //!
-//! A lane sends one request at a time, and the next one only when the last is settled, so that points arrive in the
-//! order of their times. A request that fails for now is retried until it is accepted or drops out of the queue; it
-//! never becomes too old. At the end everything known is queued and sent, for at most [`GRACE`].
+//! A lane sends one request at a time, and the next one only when the last is settled, so points arrive in the order of
+//! their times. A request that fails for now is retried until it is accepted or refused, or the full queue drops it. Requests
+//! do not expire. When the daemon stops, everything known is queued, and sending goes on for at most [`GRACE`].
 
 use super::backoff::Backoff;
 use super::disk::Disk;

@@ -1,9 +1,9 @@
-//! What was last exported of each series that adds up: when it began, and what is new since.
+//! The last exported value of each total, from which start times and deltas are computed.
 //!
-//! A total that this process counts began at 0, at the last snapshot that did not have its series. A total that began
-//! elsewhere (in the driver, in a job) has an unknown begin: its first point has its own time as the start, which is
-//! how the data model marks an unknown start, and its later points count from there. A total that falls has begun anew.
-//! Series that are no longer exported are forgotten, so those of a job are gone when the job is.
+//! A total that this process counts starts at 0, at the time of the last snapshot without the series. The start of a total
+//! that began elsewhere (in the driver, in a job) is unknown: its first point has its own time as start time, which is how
+//! the data model marks an unknown start, and later points keep this start time. A total that falls has been reset. Series
+//! that are no longer exported are removed, so those of a job are gone when the job is.
 
 use crate::metrics::Labels;
 use highwater_core::histogram::{Counts, Exponential};

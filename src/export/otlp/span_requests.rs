@@ -1,10 +1,9 @@
 //! Requests of spans, made by the exporter of `opentelemetry-otlp`.
 //!
-//! Enters: the SDK's spans. Leaves: the bytes of a request. The exporter sends through a client, and this client hands
-//! back the request, for the one bounded queue that serves both protocols. So outages, restarts and counts are handled
-//! as for every other signal. Absent on purpose: the exporter's address, headers, compression, timeout and retries,
-//! which belong to sending; `endpoint` reads the variables for metrics and spans alike, and names the one that is
-//! wrong.
+//! Enters: the SDK's spans. Leaves: the bytes of a request. The exporter gets an HTTP client that sends nothing and keeps
+//! the request. The request then goes into the one bounded queue, which serves both protocols. So outages, restarts and
+//! counts are handled as for every other signal. Absent on purpose: the exporter's address, headers, compression, timeout
+//! and retries, which belong to sending; `endpoint` reads their variables for all signals, and reports which one is wrong.
 
 use super::resource::sdk_resource;
 use bytes::Bytes;

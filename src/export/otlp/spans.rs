@@ -23,10 +23,11 @@ use opentelemetry_sdk::trace::SpanData;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// The most phases that wait for the end of their steps, and steps with phases that wait for a finding, over all ranks.
+/// The maximum number of waiting spans over all ranks: phases that wait for the end of their step, and steps that wait for
+/// a finding, with their phases.
 const MOST_WAITING: usize = 16_384;
-/// A phase that is in no open step is sent without its step if the step's end has not come this long after it.
-/// Attribution waits for 2 s at most.
+/// How long a phase outside any open step waits for the end of its step before it is sent without the step. Attribution
+/// delays that end by at most 2 s.
 const PATIENCE_NS: i64 = 5 * SECOND_NS;
 /// How long steps wait for a finding to be raised, if only steps with a finding are sent.
 const HELD_NS: i64 = 3 * SECOND_NS;
@@ -45,7 +46,7 @@ pub struct Traces {
     held: VecDeque<(Arc<Attributed>, Vec<Arc<Attributed>>)>,
 }
 
-/// What one rank's step is made of so far.
+/// The phases of one rank that wait for the end of their step, and the durations of the rank's steps so far.
 #[derive(Default)]
 struct Waiting {
     phases: Vec<Arc<Attributed>>,
@@ -100,7 +101,7 @@ impl Traces {
         New { ended, lost, open_steps: jobs.ranks().filter_map(step).collect() }
     }
 
-    /// When the first of the steps began that this turn may decide about. Findings that ended before do not matter.
+    /// The earliest begin of the steps that this turn may decide about. Findings that ended before it are not needed.
     #[must_use]
     pub fn begin_ns(&self, new: &New) -> Option<i64> {
         let steps = new.ended.iter().chain(self.held.iter().map(|(step, _)| step));
@@ -155,7 +156,7 @@ impl Traces {
         rank.heard_ns = rank.heard_ns.max(ended.end_ns);
         let is_own = |phase: &Arc<Attributed>| is_within(&phase.ended, ended);
         let (own, others): (Vec<_>, Vec<_>) = std::mem::take(&mut rank.phases).into_iter().partition(is_own);
-        // A phase of an earlier step that never ended is sent without it.
+        // The orphans: phases of an earlier step whose end never came. They are sent without that step.
         let (orphans, later) = others.into_iter().partition::<Vec<_>, _>(|phase| phase.ended.end_ns <= ended.end_ns);
         rank.phases = later;
         self.waiting -= own.len() + orphans.len();
@@ -226,11 +227,12 @@ impl Traces {
         turn.add(step, place.own, place.parent.as_ref(), context);
     }
 
-    /// A phase outside any step that ended: below the span that its step would have had, or on its own.
+    /// Exports a phase without its step. Its parent is the one that the job named, else the span that its step would have
+    /// had; without a step number, it is a root span.
     fn export_orphan(&self, phase: &Attributed, context: &Context, turn: &mut SpanTurn) {
         let ended = &phase.ended;
         let is_chosen = match self.which {
-            // It is not known whether their step is one.
+            // Without the step, it is not known whether it is slow or has a finding.
             Spans::Slow(_) | Spans::Findings => false,
             which => is_chosen(which, ended.open.step),
         };
@@ -280,7 +282,7 @@ impl SpanTurn {
     }
 }
 
-/// Whether a step of this number is among those asked for, as far as that can be decided before it ends.
+/// Whether `which` selects a step with this number. Slow steps and steps with a finding are decided later, so they pass.
 fn is_chosen(which: Spans, step: Option<u64>) -> bool {
     match which {
         Spans::Off => false,
@@ -327,8 +329,8 @@ fn own_parent(ended: &Ended) -> Option<SpanContext> {
     traceparent(attribute(ended, "traceparent")?)
 }
 
-/// The job in the names of traces and spans. Its ranks on other nodes must find the same, and a user's number is the same
-/// there only by chance: a namespace is part of it, a user is not.
+/// The job's name in the IDs of traces and spans. Every node must derive the same IDs, and user IDs may differ among nodes.
+/// So the name contains the job's namespace, but not its user.
 fn job_of(ended: &Ended) -> String {
     ended.job.to_string()
 }

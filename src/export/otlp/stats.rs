@@ -32,7 +32,7 @@ highwater_core::labels! {
         Shutdown = "shutdown",
         /// The queue's file was damaged or gone.
         Corrupt = "corrupt",
-        /// Too many ended at once, waited for the end of their step, or waited for a finding.
+        /// Too many steps and phases ended at once, or too many spans or raw points waited for a step's end or a finding.
         Overrun = "overrun",
     }
 }
@@ -166,7 +166,7 @@ impl OtlpStats {
         self.signals[signal as usize].read_failures.load(Relaxed)
     }
 
-    /// Of the bytes that wait, those in memory and not in files.
+    /// Sets the bytes of all queued requests, and of those whose payload is in memory.
     pub(super) fn set_queued_bytes(&self, bytes: u64, in_memory: u64) {
         self.queued_bytes.store(bytes, Relaxed);
         self.memory_bytes.store(in_memory, Relaxed);

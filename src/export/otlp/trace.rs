@@ -1,7 +1,8 @@
 //! IDs of traces and spans, derived so that processes that never communicate agree on them.
 //!
-//! Every rank of a step, on every node, has the trace of (job, run, step). The step's span is that of (trace, rank), so
-//! phases know their parent before it has ended. A W3C `traceparent` takes precedence over all of this.
+//! The trace ID of a step is derived from job, run and step number, so all ranks of the step share it on every node. The ID
+//! of a step's span is derived from trace, job, rank and step number, so a phase's parent is known before the step has
+//! ended. A W3C `traceparent` takes precedence over the derived trace and parent.
 
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, TextMapPropagator as _};

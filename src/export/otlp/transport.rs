@@ -69,8 +69,8 @@ impl ReceiverClient {
         }
     }
 
-    /// Makes new connections from now on. A network that loses everything closes no connection, and gRPC would go on
-    /// using the old one until the kernel gives it up, a quarter of an hour later.
+    /// Replaces the client, so that later requests use new connections. A network that drops all packets closes no
+    /// connection, and gRPC would use the old one until the kernel gives it up, a quarter of an hour later.
     fn leave(&self, silent: &Arc<HttpClient>) {
         let fresh = Arc::new(client(self.connector.clone(), self.endpoint.protocol == Protocol::Grpc));
         // If the other lane has already left it, the other lane's new connection is kept.

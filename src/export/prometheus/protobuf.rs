@@ -19,7 +19,7 @@ const SCHEMAS: std::ops::RangeInclusive<i32> = -4..=8;
 /// Upper bound of the bucket of zeros, seconds, 2^-128: what client libraries use. It is below 1 ns, the shortest
 /// duration that is not 0. Above 0, it marks a histogram without observations as native.
 const ZERO_THRESHOLD_S: f64 = 2.938_735_877_055_719e-39;
-/// Empty buckets between two others that are written as buckets. More of them begin a new span, which takes more bytes.
+/// The longest run of empty buckets that is written out, since a new span takes more bytes. A longer one begins a new span.
 const MOST_FILLED: i32 = 2;
 
 /// Field numbers of the public `metrics.proto`.
@@ -139,8 +139,8 @@ fn write_native(exponential: &Exponential, out: &mut Vec<u8>) {
     deltas.iter().for_each(|delta| number(field::POSITIVE_DELTA, zigzag(*delta), out));
 }
 
-/// Runs of buckets, each as its distance from the end of the run before it (of the first, its index) and its length, and
-/// each bucket's count less the one of the bucket before it.
+/// The spans and deltas of a native histogram. A span is its distance from the end of the previous span (for the first, its
+/// index) and its length. A delta is a bucket's count minus that of the previous bucket.
 fn spans(buckets: impl Iterator<Item = (i32, u64)>) -> (Vec<(i32, u32)>, Vec<i64>) {
     let (mut spans, mut deltas) = (Vec::<(i32, u32)>::new(), Vec::new());
     let (mut next, mut before) = (0, 0);
@@ -184,7 +184,7 @@ fn nested(field: u32, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     delimited(out, write);
 }
 
-/// Writes a message after its length. The length is known once the message is written, so the message moves by it.
+/// Writes a message after its length. The length is known only once the message is written, so the message is then moved.
 fn delimited(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     write(out);

@@ -1,5 +1,5 @@
-//! Writes families with labels and histograms. The text that all lines of a series share is built once, and that of the
-//! bounds once in the process's life: they are few, and the same in every scrape.
+//! Writes families with labels and histograms. The text that all lines of a series share is built once for the series. The
+//! text of the bucket bounds is built once for the process, because the bounds are few and never change.
 
 use super::size::bucket_step;
 use crate::metrics::catalogue::MetricKind;
@@ -117,7 +117,7 @@ fn put_value(value: f64, text: &mut Vec<u8>) {
 
 /// Appends a text with a backslash before each special character, and `n` in place of each newline.
 fn escape(from: &str, is_special: impl Fn(u8) -> bool, text: &mut Vec<u8>) {
-    // Nearly no text has any. Without a way out of the loop, the compiler looks at many bytes at a time.
+    // Special characters are rare. The compiler can vectorize this loop, because it has no early exit.
     if !from.bytes().fold(false, |found, byte| found | is_special(byte)) {
         return text.extend_from_slice(from.as_bytes());
     }

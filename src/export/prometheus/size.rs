@@ -3,7 +3,7 @@
 use crate::metrics::{Family, Value};
 use highwater_core::histogram::BOUNDS_TO_A_COARSE_ONE;
 
-/// The most histograms of a family with all buckets: 32 phases of each of 8 ranks.
+/// A family with more histograms than this exports every fourth bucket. It has room for 32 phases of each of 8 ranks.
 pub(super) const MOST_FINE: usize = 256;
 
 /// The number of a family's lines beside its two comments.

@@ -217,7 +217,7 @@ proptest! {
         prop_assert_eq!(comments(&decoded), of_text);
     }
 
-    /// Of the durations of a job, which are kept at a scale of their own, and of those that threads count.
+    /// Covers the durations of a job, which have a scale of their own, and those that threads count.
     #[test]
     fn a_quantile_is_in_its_bucket(
         mut durations_ns in prop::collection::vec(prop_oneof![0..2_i64, 1..1_000_000_i64, 80_000_000..120_000_000_i64, 0..i64::MAX], 1..300),
