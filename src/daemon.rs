@@ -127,7 +127,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     threads.push(reader);
 
     let servers = listeners.serve(&site, &mut threads)?;
-    tokio::spawn(heap::give_back_until(Arc::clone(&stop)));
+    let stopped = Arc::clone(&stop);
+    threads.push(spawn("hw-heap", move || heap::look_after(&stopped))?);
     Ok(Daemon { address, is_tls, site, stop, threads, sockets, servers, stop_otlp, reading })
 }
 

@@ -7,18 +7,19 @@ use crate::metrics::{Collect, Families, Part};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::Arc;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often free pages are returned to the kernel. For up to some milliseconds, no other thread can allocate meanwhile.
-/// The fast lane is not delayed: it allocates nothing while readings succeed.
+/// How often free pages are given back.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How often to check whether that is due.
+/// How often the heap is looked at.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// If work in progress freed at least this many bytes between its peak and its end, free pages are returned at the next check.
+/// Giving back and counting walk over all free pieces, some milliseconds to a tenth of a second, in which no other thread can
+/// allocate; the fast lane does not. So each waits for this many times as long as it took.
+const PAUSE: u32 = 500;
+/// If work in progress freed at least this many bytes between its peak and its end, free pages are given back at the next look.
 const MUCH: isize = 2 << 20;
 
 /// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full is never
@@ -33,29 +34,46 @@ pub fn keep_small() {
     }
 }
 
-/// Gives free pages back now and then, until `stop` is set.
-pub async fn give_back_until(stop: Arc<AtomicBool>) {
-    let (mut returns, mut looks) = (Returns::default(), tokio::time::interval(LOOK_PERIOD));
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+/// Looks after the heap until `stop` is set: gives free pages back, and counts what is free.
+pub fn look_after(stop: &AtomicBool) {
+    let mut heap = Heap::default();
     while !stop.load(Ordering::Relaxed) {
-        looks.tick().await;
-        returns.look();
+        heap.look();
+        std::thread::park_timeout(LOOK_PERIOD);
     }
 }
 
-/// When free pages were given back last.
+/// When free pages may be given back next, and when they may be counted.
 #[derive(Debug, Default)]
-struct Returns(Option<Instant>);
+struct Heap {
+    give_back: Option<Instant>,
+    count: Option<Instant>,
+    given_back: Option<Instant>,
+}
 
-impl Returns {
-    /// Gives them back, if that is due.
+impl Heap {
+    /// Does what is due.
     fn look(&mut self) {
-        let much = MUCH_WAS_FREED.swap(false, Ordering::Relaxed);
-        if much || self.0.is_none_or(|last| last.elapsed() >= PERIOD) {
-            self.0 = Some(Instant::now());
+        let now = Instant::now();
+        let is_due = self.given_back.is_none_or(|last| now - last >= PERIOD) || MUCH_WAS_FREED.load(Ordering::Relaxed);
+        if is_due && self.give_back.is_none_or(|next| now >= next) {
+            MUCH_WAS_FREED.store(false, Ordering::Relaxed);
             give_back();
+            (self.given_back, self.give_back) = (Some(now), Some(pause_after(now)));
+        }
+        let now = Instant::now();
+        if self.count.is_none_or(|next| now >= next) {
+            if let Some(bytes) = free_bytes() {
+                FREE.store(bytes, Ordering::Relaxed);
+            }
+            self.count = Some(pause_after(now));
         }
     }
+}
+
+/// When what began at `begun`, and has just ended, may begin again.
+fn pause_after(begun: Instant) -> Instant {
+    Instant::now() + begun.elapsed() * PAUSE
 }
 
 fn give_back() {
@@ -68,6 +86,9 @@ fn give_back() {
 
 /// Bytes that work inside [`making`] has allocated and not freed, over all threads.
 static IN_THE_MAKING: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of free pages, as they were last counted; [`UNKNOWN`] before that, and where the allocator does not say.
+static FREE: AtomicUsize = AtomicUsize::new(UNKNOWN);
+const UNKNOWN: usize = usize::MAX;
 /// Whether work has freed [`MUCH`] bytes since free pages were returned.
 static MUCH_WAS_FREED: AtomicBool = AtomicBool::new(false);
 
@@ -157,12 +178,14 @@ unsafe impl GlobalAlloc for Counting {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn free_bytes() -> Option<usize> {
     // It does not move.
-    static BEGIN: LazyLock<Option<usize>> = LazyLock::new(|| {
+    static BEGIN: OnceLock<usize> = OnceLock::new();
+    let read = || {
         let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
         let heap = maps.lines().find(|line| line.ends_with("[heap]"))?;
         usize::from_str_radix(heap.split('-').next()?, 16).ok()
-    });
-    let (begin, page) = ((*BEGIN)?, rustix::param::page_size());
+    };
+    let begin = BEGIN.get().copied().or_else(|| read().map(|begin| *BEGIN.get_or_init(|| begin)))?;
+    let page = rustix::param::page_size();
     // SAFETY: it moves nothing.
     let end = unsafe { libc::sbrk(0) } as usize;
     let mut pages = vec![0_u8; end.checked_sub(begin)?.div_ceil(page)];
@@ -189,8 +212,9 @@ impl Collect for Parts {
         // More may have been freed than was allocated.
         let making = IN_THE_MAKING.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned();
         out.memory(Part::Making, making);
-        if let Some(bytes) = free_bytes() {
-            out.memory(Part::Free, bytes);
+        let free = FREE.load(Ordering::Relaxed);
+        if free != UNKNOWN {
+            out.memory(Part::Free, free);
         }
     }
 }
@@ -228,12 +252,8 @@ mod tests {
             assert!(ran.status.success() && said.contains("1 passed"), "{said}");
             return;
         }
-        let mut clock = tokio::runtime::Builder::new_current_thread();
-        let clock = clock.enable_time().start_paused(true).build().expect("a runtime");
-        let stop = Arc::new(AtomicBool::new(false));
-        let giving = clock.spawn(give_back_until(Arc::clone(&stop)));
-        let look = || clock.block_on(async { tokio::time::sleep(LOOK_PERIOD).await });
-        look();
+        let mut heap = Heap::default();
+        heap.look();
         // 64 KiB each, and a little after each that stays: too much for a gap that was there before.
         let pieces: Vec<_> = (0..200).map(|n| (vec![n as u8; 64 << 10], vec![n as u8; 2 << 10])).collect();
         let addresses: Vec<_> = pieces.iter().map(|(piece, _)| piece.as_ptr() as usize).collect();
@@ -241,17 +261,15 @@ mod tests {
         assert!(in_memory(&addresses) > 150, "free pages stay");
         let free = free_bytes().expect("known");
         assert!((10 << 20..16 << 20).contains(&free), "200 of 64 KiB, but not what is in use: {free}");
-        look();
+        heap.look();
         assert!(in_memory(&addresses) > 150, "it is not due yet");
         making(|| drop(vec![0_u8; 1 << 20]));
-        look();
+        heap.look();
         assert!(in_memory(&addresses) > 150, "little was freed");
         making(|| drop(vec![0_u8; 3 << 20]));
-        look();
+        heap.look();
         assert!(in_memory(&addresses) < 50, "{}", in_memory(&addresses));
         assert!(free_bytes().expect("known") < free / 3);
-        stop.store(true, Ordering::Relaxed);
-        clock.block_on(async { giving.await }).expect("it ends");
         assert_eq!(kept.len(), 200);
     }
 

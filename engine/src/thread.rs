@@ -37,5 +37,5 @@ pub fn wake_on_time() {
 pub fn stand_back() {
     // That of the main thread, which never stands back.
     let of_process = rustix::process::getpriority_process(Some(rustix::process::getpid())).unwrap_or(0);
-    let _ = rustix::process::setpriority_process(None, (of_process + BEHIND).min(LAST));
+    let _ = rustix::process::setpriority_process(None, (of_process + BEHIND).clamp(BEHIND, LAST));
 }

@@ -402,8 +402,8 @@ class Sender:
         """Forgets the oldest of what waits, while there is no daemon."""
         waiting, lost = self.client.queue, 0
         while len(waiting) > MOST_KEPT:
-            waiting.popleft()
-            lost += 1
+            first = waiting.popleft()
+            lost += 1 if isinstance(first, tuple) else len(first)
         if lost:
             self.client.lose(lost)
 

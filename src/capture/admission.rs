@@ -122,7 +122,8 @@ pub(super) enum Admitted {
     /// The running capture lasts long enough for it, and has enough others of its cause to record.
     Covered,
     Cooldown,
-    /// A capture is running that does not reach back to it.
+    /// A capture is running that does not reach back to it, or that cannot have it, and enough others of its cause wait for the
+    /// next one.
     Busy,
     /// It is kept for the next capture: the running one has its maximum length; or it was only requested, does not reach back
     /// far enough, and ends early.

@@ -13,7 +13,7 @@ highwater_core::labels! {
         /// Its capture could not be written further, for example because the disk is full. What was written before is
         /// kept.
         Failed = "failed",
-        /// It came while a capture was running, which records it and goes on for longer.
+        /// It came while a capture was running, which records it, or has enough others of its cause, and goes on for longer.
         Joined = "joined",
         /// It came too soon after a capture of the same reason.
         Cooldown = "cooldown",

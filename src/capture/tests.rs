@@ -721,6 +721,20 @@ fn a_finding_within_what_was_asked_for_is_evidence_too_after_a_restart() {
 }
 
 #[test]
+fn each_trigger_of_a_capture_is_counted_once() {
+    let mut rig = Rig::new();
+    let (recorder, stop, thread) = rig.recorder(rig.settings());
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    ["xid", "low_headroom", "gpu_lost"].iter().for_each(|kind| rig.find(&recorder, kind));
+    let seen = recorder.clone();
+    rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == 1);
+    end(&recorder, &stop, thread);
+    let stats = recorder.stats().unwrap();
+    assert_eq!(stats.outcome(Outcome::Joined), 2);
+    assert_eq!(Outcome::ALL.into_iter().map(|outcome| stats.outcome(outcome)).sum::<u64>(), 3);
+}
+
+#[test]
 fn what_was_asked_for_with_no_past_makes_way_for_a_finding() {
     let mut rig = Rig::new();
     let (recorder, stop, thread) = rig.recorder(rig.settings());

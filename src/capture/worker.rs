@@ -206,10 +206,12 @@ impl Worker {
         let (mut synced, mut moved, mut now_ns) = (None::<Instant>, Instant::now(), capture.now_ns());
         loop {
             let (end_ns, joined) = self.shared.desk().take_joined();
-            joined.iter().for_each(|_| self.shared.stats.count(Outcome::Joined));
             capture.set_end(end_ns);
             let is_over = capture.is_over();
-            heap::making(|| capture.advance(&joined, &|| self.account(id)))?;
+            let advanced = heap::making(|| capture.advance(&joined, &|| self.account(id)));
+            let outcome = if advanced.is_ok() { Outcome::Joined } else { Outcome::Failed };
+            joined.iter().for_each(|_| self.shared.stats.count(outcome));
+            advanced?;
             self.account(id);
             if is_over && self.shared.desk().close(id, end_ns) {
                 return Ok(State::Complete);

@@ -2,7 +2,7 @@
 //!
 //! Enters: collected families. Leaves: text format 0.0.4, or what `protobuf` describes. Absent on purpose: registries and
 //! long-lived label sets, so a job or GPU that is gone leaves no series; and text cached between scrapes. Such a cache would
-//! save some of the 0.3 million instructions of a scrape of one idle GPU, but its small long-lived blocks kept the heap from
+//! save some of the 0.5 million instructions of a scrape of one idle GPU, but its small long-lived blocks kept the heap from
 //! shrinking: it took up to 2 MiB on eight GPUs.
 //!
 //! The `prometheus` crate writes the metrics of the daemon itself. `series` writes histograms and what grows with GPUs and

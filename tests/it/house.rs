@@ -338,13 +338,53 @@ fn unsafe_code_is_where_it_is_listed() {
 fn no_library_returns_a_text_as_its_error() {
     for source in ["core/src", "engine/src", "analysis/src"] {
         for (module, text) in modules(&root(source)) {
-            let is_one = |line: &&str| line.contains("String>") && line.contains("Result<") && line.contains("fn ");
-            let texts = text.lines().filter(is_one).filter(|line| {
-                let result = line.rsplit("Result<").next().unwrap_or_default();
-                result.split('{').next().is_some_and(|result| result.trim_end().ends_with(", String>"))
-            });
-            assert_eq!(texts.collect::<Vec<_>>(), Vec::<&str>::new(), "{source}, {}", module.join("::"));
+            assert_eq!(errors_of_text(&code(&text)), Vec::<String>::new(), "{source}, {}", module.join("::"));
         }
+    }
+}
+
+/// Each `Result<_, String>` in some code, wherever it stands, and each `type Err = String`.
+fn errors_of_text(code: &str) -> Vec<String> {
+    let code = code.split_whitespace().collect::<Vec<_>>().join(" ");
+    let results = code.match_indices("Result<").filter_map(|(at, begin)| {
+        let (mut depth, mut last) = (1, 0);
+        let rest = code.get(at + begin.len()..)?;
+        for (place, byte) in rest.bytes().enumerate() {
+            match byte {
+                b'<' | b'(' | b'[' => depth += 1,
+                // Not the end of an arrow.
+                b'>' if rest.as_bytes().get(place.wrapping_sub(1)) == Some(&b'-') => {}
+                b'>' | b')' | b']' => depth -= 1,
+                b',' if depth == 1 && rest.get(place + 1..)?.trim_start().as_bytes().first() != Some(&b'>') => {
+                    last = place + 1
+                }
+                _ => {}
+            }
+            if depth == 0 {
+                let error = rest.get(..place)?.trim_end().trim_end_matches(',');
+                return error.get(last.min(error.len())..)?.trim().eq("String").then_some(error).filter(|_| last > 0);
+            }
+        }
+        None
+    });
+    let types = code.match_indices("type Err = String").map(|(_, found)| found);
+    results.chain(types).map(str::to_owned).collect()
+}
+
+#[test]
+fn an_error_of_text_is_seen_however_it_is_written() {
+    for code in [
+        "fn f() -> Result<(), String> {",
+        "fn f(&mut self) -> Result<u32, String>;",
+        "fn f(\n    a: u8,\n) -> Result<\n    (A, B),\n    String,\n> where",
+        "parse: impl Fn(&str) -> Result<Option<T>, String>,",
+        "type Err = String;",
+    ] {
+        assert_eq!(errors_of_text(code).len(), 1, "{code}");
+    }
+    for code in ["fn f() -> io::Result<String> {", "Result<Vec<(u8, String)>, Error>", "Result<BTreeMap<A, String>, B>"]
+    {
+        assert_eq!(errors_of_text(code), Vec::<String>::new(), "{code}");
     }
 }
 

@@ -128,7 +128,8 @@ fn parse(before: &str, values: &str) -> Result<Statistics, FileProblem> {
         };
         *place = Some(bytes(value)?);
     }
-    let known = |value: Option<u64>, name: &str| value.ok_or_else(|| FileProblem::missing(format!("`{name}`")));
+    let known =
+        |value: Option<u64>, name: &str| value.ok_or_else(|| FileProblem::malformed(format!("`{name}` is missing")));
     found.allocated = known(allocated, "allocated")?;
     found.max_allocated = known(max_allocated, "max allocated")?;
     found.reserved = known(reserved, "cached")?;
@@ -216,7 +217,10 @@ mod tests {
             (line("rank-0 1", "1"), step),
             (line("rank-0 step 1", "-1"), not_a("number of MiB", "-1")),
             (line("rank-0 step 1", "18446744073709551615"), not_a("number of MiB", "18446744073709551615")),
-            (read("0 step 1 memory (MiB) | phase: p | allocated: 1"), FileProblem::Missing("`max allocated`".into())),
+            (
+                read("0 step 1 memory (MiB) | phase: p | allocated: 1"),
+                FileProblem::Malformed("`max allocated` is missing".into()),
+            ),
             (
                 read("0 step 1 memory (MiB) | phase: p | allocated"),
                 FileProblem::Malformed("`allocated` has no value".into()),

@@ -120,6 +120,10 @@ class Collected(Later):
             taken += 1
         return self.sent.marks(self.known)
 
+    def __len__(self) -> int:
+        # Each has a begin and an end. Some become one interval, so this is the most that they are.
+        return 2 * len(self.ops)
+
 
 class Comm(Part):
     """Collects the collectives of one process."""
