@@ -10,6 +10,7 @@ use highwater_core::gpu::Device;
 use highwater_core::source::provenance;
 use highwater_engine::recording::{Allocation, Allocator, READING_NS, SkippedLines, Times};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 /// What one recording shows.
 #[derive(Debug, Clone)]
@@ -138,6 +139,24 @@ impl Found {
 }
 
 impl Report {
+    /// A report on this file, as yet without anything of it.
+    pub(super) fn of_file(path: &Path, origin: Origin) -> Self {
+        Self {
+            name: name_of(path),
+            origin,
+            begin_ns: 0,
+            end_ns: 0,
+            gpus: Vec::new(),
+            spans: Spans::default(),
+            gpus_of: BTreeMap::new(),
+            findings: None,
+            layers: Layers::default(),
+            skipped: SkippedLines::default(),
+            trace: None,
+            logged: Vec::new(),
+        }
+    }
+
     /// How long it lasted, nanoseconds.
     #[must_use]
     pub fn duration_ns(&self) -> i64 {
@@ -203,6 +222,11 @@ impl Gpu {
             allocator: None,
         }
     }
+}
+
+/// The name of a file, for people.
+pub(super) fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// When each GPU's memory was highest.

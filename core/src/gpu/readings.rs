@@ -53,7 +53,7 @@ pub struct Pcie {
     pub transmitted_bytes: Option<u64>,
 }
 
-/// Readings that hardly change, and the most expensive of those that do: on an H200 these calls take 3 ms together.
+/// Readings that seldom change, and those whose calls take longest: on an H200 the calls take 3 ms together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rare {
     /// Framebuffer, bytes.

@@ -1,4 +1,4 @@
-//! Statistics of a rank's phases and layers: durations, and the memory of those that ended.
+//! Statistics of a rank's phases and layers that have ended: their durations and their memory.
 
 use super::memory::{Attributed, PhaseMemory};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};

@@ -2,23 +2,20 @@
 
 use crate::import::{fairscale, json_of};
 use crate::report::layers::Layers;
-use crate::report::model::{Origin, Report};
+use crate::report::model::{Origin, Report, name_of};
 use crate::report::room::Room;
-use crate::report::spans::Spans;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Layer;
-use highwater_engine::recording::{LayerRecord, READING_NS, SkippedLines, Times, refuse};
+use highwater_engine::recording::{LayerRecord, READING_NS, Times, refuse};
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::path::Path;
 
 /// Reads the traces.
 pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let mut count = 0;
-    let layers = Layers::of_one(&name, room, |add| {
+    let layers = Layers::of_one(&name_of(path), room, |add| {
         let mut take = |record: &LayerRecord| {
             count += 1;
             add(record);
@@ -39,20 +36,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         times: Times::Readings,
         missing: vec!["the memory of GPUs", "times", "steps and phases"],
     };
-    Ok(Report {
-        name,
-        origin,
-        begin_ns: 0,
-        end_ns,
-        gpus: Vec::new(),
-        spans: Spans::default(),
-        gpus_of: BTreeMap::new(),
-        findings: None,
-        layers,
-        skipped: SkippedLines::default(),
-        trace: None,
-        logged: Vec::new(),
-    })
+    Ok(Report { end_ns, layers, ..Report::of_file(path, origin) })
 }
 
 /// Reads the object that is the whole file. The time of a record is its number.

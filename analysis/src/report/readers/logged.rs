@@ -5,11 +5,9 @@
 
 use crate::import::ort_memory;
 use crate::report::curve::Point;
-use crate::report::layers::Layers;
 use crate::report::logged::{Logged, MOST_RANKS};
 use crate::report::model::{Gpu, Origin, Report};
 use crate::report::room::Room;
-use crate::report::spans::Spans;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::{FileProblem, READING_NS, Times, refuse};
@@ -57,18 +55,5 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         times: Times::Readings,
         missing: vec!["memory outside PyTorch's allocator between lines", "the GPUs' sizes", "times"],
     };
-    Ok(Report {
-        name: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
-        origin,
-        begin_ns: 0,
-        end_ns,
-        gpus,
-        spans: Spans::default(),
-        gpus_of: BTreeMap::new(),
-        findings: None,
-        layers: Layers::default(),
-        skipped,
-        trace: None,
-        logged,
-    })
+    Ok(Report { end_ns, gpus, skipped, logged, ..Report::of_file(path, origin) })
 }

@@ -61,7 +61,6 @@ pub(super) fn open(format: FileFormat, path: &Path, room: Room, settings: &Setti
     };
     Ok(Report {
         name: name.unwrap_or_else(|| path.display().to_string()),
-        origin,
         begin_ns,
         end_ns,
         gpus,
@@ -70,8 +69,7 @@ pub(super) fn open(format: FileFormat, path: &Path, room: Room, settings: &Setti
         findings,
         layers,
         skipped,
-        trace: None,
-        logged: Vec::new(),
+        ..Report::of_file(path, origin)
     })
 }
 

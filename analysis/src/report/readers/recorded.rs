@@ -55,10 +55,7 @@ pub fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         times: Times::Unix,
         missing: Vec::new(),
     };
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     Ok(Report {
-        name,
-        origin,
         begin_ns,
         end_ns,
         gpus,
@@ -67,8 +64,7 @@ pub fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         findings: Some(findings),
         layers,
         skipped: file.skipped,
-        trace: None,
-        logged: Vec::new(),
+        ..Report::of_file(path, origin)
     })
 }
 

@@ -5,15 +5,13 @@
 
 use crate::import::bytes_of;
 use crate::kineto::{self, Activity, Stretch};
-use crate::report::layers::Layers;
 use crate::report::model::{Origin, Report};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
 use crate::report::trace::Traced;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
-use highwater_engine::recording::{SkippedLines, Times, is_too_long, refuse};
-use std::collections::BTreeMap;
+use highwater_engine::recording::{Times, is_too_long, refuse};
 use std::path::Path;
 
 /// What a trace does not contain, for people.
@@ -53,20 +51,8 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         missing: MISSING.to_vec(),
     };
     let trace = trace.without_work();
-    Ok(Report {
-        name: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
-        origin,
-        begin_ns: begin_ns.min(end_ns),
-        end_ns,
-        gpus: Vec::new(),
-        spans,
-        gpus_of: BTreeMap::new(),
-        findings: None,
-        layers: Layers::default(),
-        skipped: SkippedLines::default(),
-        trace: Some(Traced { analysis, trace }),
-        logged: Vec::new(),
-    })
+    let (begin_ns, trace) = (begin_ns.min(end_ns), Some(Traced { analysis, trace }));
+    Ok(Report { begin_ns, end_ns, spans, trace, ..Report::of_file(path, origin) })
 }
 
 /// A stretch as a step or a phase. The GPU takes the place of the job, as several GPUs of one process have the same rank.
