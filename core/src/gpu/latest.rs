@@ -546,6 +546,7 @@ mod tests {
         gpu.set_rare(4, rare.clone());
         gpu.set_processes(5, Some(vec![process(7, Some(8))]));
         gpu.energy.set(6, 10.0, &gpu.series);
+        gpu.energy.set(6, 10.0, &gpu.series);
         gpu.count_xid(79, 7);
         assert_eq!(gpu.medium().as_deref(), Some(&Latest { at_ns: 1, reading: medium }));
         assert_eq!(gpu.slow().as_deref(), Some(&Latest { at_ns: 2, reading: slow }));

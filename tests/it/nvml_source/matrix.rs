@@ -63,7 +63,7 @@ fn control(more: &Value) -> Value {
     let gpu = |uuid: &str, used: u64| {
         json!({"uuid": uuid, "used": used, "reserved": 0, "utilization": 42, "memory_utilization": 7,
                "power_instant_mw": 77_000, "power_average_mw": 77_000, "nvlink": [{"tx_kib": 5, "rx_kib": 6}],
-               "ecc_corrected": 4, "ecc_uncorrected": 1, "rows_corrected": 2, "rows_uncorrected": 3,
+               "energy_mj": 1_000_000, "ecc_corrected": 4, "ecc_uncorrected": 1, "rows_corrected": 2, "rows_uncorrected": 3,
                "processes": [{"pid": 7, "used": GIB}]})
     };
     let (mut first, other) = (gpu("GPU-a", 3 * GIB), gpu("GPU-b", 5 * GIB));

@@ -238,7 +238,8 @@ impl Default for Gpu {
             sm_clock_mhz: Curve::Constant(345),
             memory_clock_mhz: Curve::Constant(3_201),
             throttle_reasons: Curve::Constant(1),
-            energy_mj: Curve::Constant(1_000_000),
+            // 77 W.
+            energy_mj: Curve::Ramp { from: 1_000_000, step: 7_700, every_ms: 100.0, steps: None },
             bar1_used: Curve::Constant(1 << 20),
             pcie_tx_bytes: Curve::Constant(1 << 33),
             pcie_rx_bytes: Curve::Constant(1 << 34),

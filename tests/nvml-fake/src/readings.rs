@@ -3,7 +3,7 @@
 use crate::control::{Curve, Gpu};
 use crate::functions::{Function, count_field};
 use crate::handle::{ARGUMENT_VERSION_MISMATCH, INVALID_ARGUMENT, NOT_SUPPORTED, on_device, put};
-use crate::state::{elapsed_ms, spin};
+use crate::state::{clock_ns, elapsed_ms, spin};
 use nvml_wrapper_sys::bindings as sys;
 use std::time::Duration;
 use sys::{nvmlDevice_t, nvmlFieldValue_t};
@@ -126,7 +126,8 @@ extern "C" fn nvmlDeviceGetCurrentClocksEventReasons(device: nvmlDevice_t, reaso
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetTotalEnergyConsumption(device: nvmlDevice_t, energy: *mut u64) -> u32 {
     on_device(Function::nvmlDeviceGetTotalEnergyConsumption, device, |target| {
-        put(energy, now(&target.whole()?.energy_mj))
+        // It counts since the driver was loaded, and not since the library was.
+        put(energy, target.whole()?.energy_mj.at(clock_ns(libc::CLOCK_MONOTONIC) as f64 * 1e-6))
     })
 }
 

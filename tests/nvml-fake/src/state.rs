@@ -205,7 +205,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some((file.ino(), file.mtime(), file.mtime_nsec(), file.len()))
 }
 
-fn clock_ns(clock: libc::clockid_t) -> i64 {
+pub fn clock_ns(clock: libc::clockid_t) -> i64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock exists on every Linux, and `now` outlives the call.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
