@@ -1,26 +1,33 @@
-//! Keeps the heap of the process small, returns its free pages to the kernel, and counts the memory of work in progress.
+//! Keeps the heap of the process small, returns its free pages to the kernel, and counts what is in use and what is not.
 //!
 //! The C library returns only the end of its heap: pages freed below memory that is still in use stay resident. Long answers,
 //! captures and findings come in bursts, and after an hour of many users a third of the daemon's memory was free pages.
+//!
+//! What is free is what is resident of the heap and not in use. The C library knows what is in use only by a walk over all
+//! free pieces, during which no other thread can allocate. So our allocator counts what Rust code has in use, and a walk,
+//! seldom, what the C library has in use beside that: the driver's library, SQLite, and what each piece takes more than it was
+//! asked for.
 
 use crate::metrics::{Collect, Families, Part};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::marker::PhantomData;
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often free pages are given back.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How often the heap is looked at.
+/// How often the thread looks whether something is due.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// Giving back and counting walk over all free pieces, some milliseconds to a tenth of a second, in which no other thread can
-/// allocate; the fast lane does not. So each waits for this many times as long as it took.
+/// Giving back and the count of the C library walk over all free pieces, some milliseconds to a tenth of a second, in which no
+/// other thread can allocate; the fast lane does not. So each waits for this many times as long as it took.
 const PAUSE: u32 = 500;
 /// If work in progress freed at least this many bytes between its peak and its end, free pages are given back at the next look.
 const MUCH: isize = 2 << 20;
+/// A thread adds to the count of all when its own has changed by this many bytes.
+const BATCH: isize = 4 << 10;
+/// Pieces from this size on may be outside of the heap, in a mapping of their own.
+const MAPPED_FROM: usize = 256 << 10;
 
 /// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full is never
 /// given back.
@@ -30,11 +37,11 @@ pub fn keep_small() {
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 256 << 10);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 256 << 10);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM as libc::c_int);
     }
 }
 
-/// Looks after the heap until `stop` is set: gives free pages back, and counts what is free.
+/// Looks after the heap until `stop` is set: gives free pages back, and counts what the C library has in use.
 pub fn look_after(stop: &AtomicBool) {
     let mut heap = Heap::default();
     while !stop.load(Ordering::Relaxed) {
@@ -43,7 +50,7 @@ pub fn look_after(stop: &AtomicBool) {
     }
 }
 
-/// When free pages may be given back next, and when they may be counted.
+/// When free pages may be given back next, and when the C library may be asked.
 #[derive(Debug, Default)]
 struct Heap {
     give_back: Option<Instant>,
@@ -63,8 +70,8 @@ impl Heap {
         }
         let now = Instant::now();
         if self.count.is_none_or(|next| now >= next) {
-            if let Some(bytes) = free_bytes() {
-                FREE.store(bytes, Ordering::Relaxed);
+            if let Some(bytes) = in_use_by_c() {
+                OF_C.store(bytes, Ordering::Relaxed);
             }
             self.count = Some(pause_after(now));
         }
@@ -86,15 +93,20 @@ fn give_back() {
 
 /// Bytes that work inside [`making`] has allocated and not freed, over all threads.
 static IN_THE_MAKING: AtomicUsize = AtomicUsize::new(0);
-/// Bytes of free pages, as they were last counted; [`UNKNOWN`] before that, and where the allocator does not say.
-static FREE: AtomicUsize = AtomicUsize::new(UNKNOWN);
-const UNKNOWN: usize = usize::MAX;
+/// Bytes of the heap that Rust code has in use, without what threads have not added yet.
+static IN_USE: AtomicIsize = AtomicIsize::new(0);
+/// Bytes of the heap that the C library has in use beside them, as last counted; [`UNKNOWN`] before that, and where it does not
+/// say.
+static OF_C: AtomicIsize = AtomicIsize::new(UNKNOWN);
+const UNKNOWN: isize = isize::MAX;
 /// Whether work has freed [`MUCH`] bytes since free pages were returned.
 static MUCH_WAS_FREED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// The bytes of this thread's work in progress; `None` outside of [`making`].
     static MADE: Cell<Option<Made>> = const { Cell::new(None) };
+    /// What this thread has not added to [`IN_USE`] yet.
+    static CHANGED: Cell<isize> = const { Cell::new(0) };
 }
 
 /// Bytes of what is being made.
@@ -127,6 +139,27 @@ impl Drop for Making {
     }
 }
 
+/// Counts bytes of the heap that this thread has allocated; a negative number was freed.
+fn count(bytes: isize) {
+    // A thread that ends leaves less than a batch, which the next walk counts as the C library's.
+    let _ = CHANGED.try_with(|changed| {
+        let now = changed.get() + bytes;
+        let is_batch = now.unsigned_abs() >= BATCH.unsigned_abs();
+        changed.set(if is_batch { 0 } else { now });
+        if is_batch {
+            IN_USE.fetch_add(now, Ordering::Relaxed);
+        }
+    });
+}
+
+/// Counts a piece at this address that was allocated, with `1`, or is freed, with `-1`. One for which there was no room counts
+/// too, until the next walk.
+fn count_piece(pointer: *mut u8, bytes: usize, sign: isize) {
+    if bytes < MAPPED_FROM || is_in_heap(pointer) {
+        count(sign * bytes.cast_signed());
+    }
+}
+
 /// Adds to what this thread makes; a negative number of bytes was freed.
 fn note(bytes: isize) {
     // At the end of a thread nothing is made.
@@ -139,7 +172,7 @@ fn note(bytes: isize) {
     });
 }
 
-/// The system's allocator, with a count of what is being made.
+/// The system's allocator, with counts of what is in use and of what is being made.
 #[derive(Debug, Clone, Copy)]
 pub struct Counting;
 
@@ -149,12 +182,15 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size().cast_signed());
         // SAFETY: the caller keeps to the same contract.
-        unsafe { System.alloc(layout) }
+        let pointer = unsafe { System.alloc(layout) };
+        count_piece(pointer, layout.size(), 1);
+        pointer
     }
 
     #[inline(never)]
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         note(-layout.size().cast_signed());
+        count_piece(pointer, layout.size(), -1);
         // SAFETY: the caller keeps to the same contract.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -163,44 +199,74 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         note(layout.size().cast_signed());
         // SAFETY: the caller keeps to the same contract.
-        unsafe { System.alloc_zeroed(layout) }
+        let pointer = unsafe { System.alloc_zeroed(layout) };
+        count_piece(pointer, layout.size(), 1);
+        pointer
     }
 
     #[inline(never)]
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         note(size.cast_signed() - layout.size().cast_signed());
+        count_piece(pointer, layout.size(), -1);
         // SAFETY: the caller keeps to the same contract.
-        unsafe { System.realloc(pointer, layout, size) }
+        let moved = unsafe { System.realloc(pointer, layout, size) };
+        count_piece(moved, size, 1);
+        moved
     }
 }
 
-/// Bytes of the heap that are resident and not in use; `None` if they are not known.
+/// Where the heap begins, which does not change; 0 before it was looked for, and if it was not found.
+static BEGIN: AtomicUsize = AtomicUsize::new(0);
+/// More than the heap takes, and less than its distance from mappings.
+const SPAN: usize = 1 << 40;
+
+/// Whether this address is in the heap, as far as that is known. It allocates nothing.
+fn is_in_heap(pointer: *mut u8) -> bool {
+    let begin = BEGIN.load(Ordering::Relaxed);
+    begin == 0 || (pointer as usize).wrapping_sub(begin) < SPAN
+}
+
+/// Looks where the heap begins.
+fn find_heap() -> Option<usize> {
+    let known = BEGIN.load(Ordering::Relaxed);
+    if known != 0 {
+        return Some(known);
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let heap = maps.lines().find(|line| line.ends_with("[heap]"))?;
+    let begin = usize::from_str_radix(heap.split('-').next()?, 16).ok()?;
+    BEGIN.store(begin, Ordering::Relaxed);
+    Some(begin)
+}
+
+/// Bytes of the heap that the C library has in use beside those of Rust code; `None` if that is not known.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn in_use_by_c() -> Option<isize> {
+    find_heap()?;
+    // SAFETY: it may be called at any time by any thread. Not `mallinfo2`, which old systems lack: the heap has less than 4 GiB.
+    let in_use = unsafe { libc::mallinfo() }.uordblks.cast_unsigned() as usize;
+    Some(in_use.cast_signed() - IN_USE.load(Ordering::Relaxed))
+}
+
+/// As above, where the allocator does not say.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn in_use_by_c() -> Option<isize> {
+    None
+}
+
+/// Bytes of the heap that are resident and not in use; `None` if they are not known.
 fn free_bytes() -> Option<usize> {
-    // It does not move.
-    static BEGIN: OnceLock<usize> = OnceLock::new();
-    let read = || {
-        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-        let heap = maps.lines().find(|line| line.ends_with("[heap]"))?;
-        usize::from_str_radix(heap.split('-').next()?, 16).ok()
-    };
-    let begin = BEGIN.get().copied().or_else(|| read().map(|begin| *BEGIN.get_or_init(|| begin)))?;
+    let of_c = OF_C.load(Ordering::Relaxed);
+    let begin = find_heap().filter(|_| of_c != UNKNOWN)?;
     let page = rustix::param::page_size();
     // SAFETY: it moves nothing.
     let end = unsafe { libc::sbrk(0) } as usize;
     let mut pages = vec![0_u8; end.checked_sub(begin)?.div_ceil(page)];
     // SAFETY: the kernel writes a byte for each page of these addresses, and reads nothing there.
     let is_known = unsafe { libc::mincore(begin as *mut libc::c_void, end - begin, pages.as_mut_ptr()) } == 0;
-    // SAFETY: it may be called at any time by any thread. Not `mallinfo2`, which old systems lack: the heap has less than 4 GiB.
-    let used = unsafe { libc::mallinfo() }.uordblks.cast_unsigned() as usize;
     let resident = page * pages.iter().filter(|page| **page & 1 == 1).count();
-    is_known.then(|| resident.saturating_sub(used))
-}
-
-/// As above, where the allocator does not say.
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-fn free_bytes() -> Option<usize> {
-    None
+    let in_use = IN_USE.load(Ordering::Relaxed).wrapping_add(of_c).max(0).cast_unsigned();
+    is_known.then(|| resident.saturating_sub(in_use))
 }
 
 /// What is being made, and what is free, as parts of the daemon's memory.
@@ -212,8 +278,7 @@ impl Collect for Parts {
         // More may have been freed than was allocated.
         let making = IN_THE_MAKING.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned();
         out.memory(Part::Making, making);
-        let free = FREE.load(Ordering::Relaxed);
-        if free != UNKNOWN {
+        if let Some(free) = free_bytes() {
             out.memory(Part::Free, free);
         }
     }
@@ -252,8 +317,11 @@ mod tests {
             assert!(ran.status.success() && said.contains("1 passed"), "{said}");
             return;
         }
+        keep_small();
         let mut heap = Heap::default();
         heap.look();
+        // As when the pause after it is over, and the period is not, however long this machine takes.
+        (heap.give_back, heap.given_back) = (None, Some(Instant::now() + Duration::from_secs(3_600)));
         // 64 KiB each, and a little after each that stays: too much for a gap that was there before.
         let pieces: Vec<_> = (0..200).map(|n| (vec![n as u8; 64 << 10], vec![n as u8; 2 << 10])).collect();
         let addresses: Vec<_> = pieces.iter().map(|(piece, _)| piece.as_ptr() as usize).collect();
@@ -261,6 +329,14 @@ mod tests {
         assert!(in_memory(&addresses) > 150, "free pages stay");
         let free = free_bytes().expect("known");
         assert!((10 << 20..16 << 20).contains(&free), "200 of 64 KiB, but not what is in use: {free}");
+        let used: Vec<_> = (0..4).map(|_| vec![1_u8; 50 << 10]).collect();
+        let less = free_bytes().expect("known");
+        assert!((190 << 10..220 << 10).contains(&(free - less)), "known at once, without another walk: {free} {less}");
+        let mapped = vec![1_u8; 8 << 20];
+        let beside = free_bytes().expect("known");
+        assert!(beside.abs_diff(less) < 30 << 10, "a mapping of its own is no part of the heap: {less} {beside}");
+        drop((used, mapped));
+        assert!(free_bytes().expect("known").abs_diff(free) < 30 << 10);
         heap.look();
         assert!(in_memory(&addresses) > 150, "it is not due yet");
         making(|| drop(vec![0_u8; 1 << 20]));

@@ -105,7 +105,7 @@ impl Begin {
 
 impl Copied {
     /// A block of these words, which need not come from a writer: from a time on, with a value, in a gap or not.
-    #[cfg(any(test, feature = "fuzzing"))]
+    #[cfg(any(all(test, not(highwater_loom)), feature = "fuzzing"))]
     pub(super) fn of_words(data: &[u64], (at_ns, used_bytes, gap): (i64, u64, bool)) -> Self {
         let mut words = [0; MAX_DATA_WORDS];
         let length = data.len().min(words.len());
