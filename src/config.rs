@@ -84,7 +84,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        let offline::Settings { periods, ring, limits, detect } = offline::Settings::default();
+        let offline::Settings { periods, ring, limits, detect, without_counters: _ } = offline::Settings::default();
         Self {
             source: SourceSpec::Nvml,
             nvml_library: None,
@@ -134,7 +134,7 @@ impl Settings {
 impl From<&Settings> for offline::Settings {
     fn from(settings: &Settings) -> Self {
         let (limits, detect) = (settings.limits, settings.detect.clone());
-        Self { periods: settings.periods(), ring: settings.ring(1), limits, detect }
+        Self { periods: settings.periods(), ring: settings.ring(1), limits, detect, without_counters: false }
     }
 }
 

@@ -9,6 +9,11 @@ from generator.panels import ORANGE, RED, BLUE, GREEN, GREY, column, rows, table
 
 # For each kind: what is the matter, why it is believed, what to try first, and its page in docs/runbooks.
 KINDS = {
+    "oom": (
+        "A rank ran out of memory",
+        "It marked a failed allocation or its allocator counted one, or it ended in the middle of a step on a full GPU",
+        "The live page has what was asked for and who held what; a smaller batch, recomputation, or expandable segments",
+        "oom"),
     "low_headroom": (
         "A GPU is almost out of memory",
         "Less memory than detect.headroom was free within the last second. NCCL allocates outside the framework's pool "
@@ -55,6 +60,21 @@ KINDS = {
         "The driver reported 0 % utilization for detect.idle_after",
         "Look at what the process waits for, or end it to free the GPU",
         "idle-gpu"),
+    "gpu_throttled": (
+        "The clocks of a busy GPU are held back",
+        "The driver gave heat, the power brake or sync boost as a reason for at least half of the last five seconds",
+        "Look at the node's cooling and power supplies; move the job to another node until they are mended",
+        "gpu-throttled"),
+    "pcie_degraded": (
+        "A GPU's PCIe link has fewer lanes or a lower generation than it could have",
+        "Two readings in a row showed it, the generation while the GPU was busy",
+        "Look for PCIe errors in the kernel's log, and have the GPU or its riser seated again",
+        "pcie-degraded"),
+    "gpu_unhealthy": (
+        "The driver asks for a GPU to be reset or replaced",
+        "It reports rows of memory that wait to be remapped or cannot be, or a recovery action",
+        "Drain the GPU, then reset it, reboot the node or have the GPU replaced; the live page has which",
+        "gpu-unhealthy"),
     "gpu_lost": (
         "A GPU does not answer",
         "The driver calls it lost, or a call on it hangs",

@@ -8,7 +8,7 @@ use crate::footprint::Footprint;
 use crate::sample::{Sampler, TickStats};
 use arc_swap::ArcSwapOption;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::{ChangeLog, Device, Energy, GpuState, Health, Medium, Xid};
+use highwater_core::gpu::{ChangeLog, Device, Energy, GpuState, Health, Medium, THROTTLE_REASONS, Xid};
 use highwater_core::phases::{Derived, Join, Ledger};
 use highwater_core::ring;
 #[cfg(any(test, feature = "testing"))]
@@ -61,6 +61,7 @@ impl Node {
             gpu.lists_all = lists_all;
             if let Some(counted) = counted(device) {
                 gpu.set_xids(counted.xids.clone());
+                gpu.set_throttled_ns(counted.throttled_ns);
                 gpu.energy = counted.energy.go_on();
             }
             gpu
@@ -114,8 +115,9 @@ impl Node {
     #[must_use]
     pub fn counted(&self) -> Counted {
         let of = |(position, gpu): (usize, &GpuState)| {
-            let (xids, energy, derived) = (gpu.xids(), gpu.energy.go_on(), self.join.derived(position));
-            (gpu.device.uuid.clone(), CountedOfGpu { away: 0, xids, energy, derived })
+            let (xids, throttled_ns, energy) = (gpu.xids(), gpu.throttled_ns(), gpu.energy.go_on());
+            let derived = self.join.derived(position);
+            (gpu.device.uuid.clone(), CountedOfGpu { away: 0, xids, throttled_ns, energy, derived })
         };
         Counted {
             calls: Arc::clone(&self.calls),
@@ -188,6 +190,7 @@ struct CountedOfGpu {
     /// How many successive nodes have been without it.
     away: u32,
     xids: BTreeMap<u64, Xid>,
+    throttled_ns: [u64; THROTTLE_REASONS.len()],
     energy: Energy,
     derived: Derived,
 }

@@ -27,12 +27,20 @@ pub struct Settings {
     pub limits: Limits,
     /// Thresholds for findings.
     pub detect: detect::Settings,
+    /// Whether the counts of the jobs' allocators are left out, as if the jobs had not sent them.
+    pub without_counters: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1 };
-        Self { periods: Periods::default(), ring, limits: Limits::default(), detect: detect::Settings::default() }
+        Self {
+            periods: Periods::default(),
+            ring,
+            limits: Limits::default(),
+            detect: detect::Settings::default(),
+            without_counters: false,
+        }
     }
 }
 
@@ -66,7 +74,10 @@ pub fn play(
     let (mut played_ns, mut refused) = (i64::MIN, 0);
     let before = |at_ns: i64| {
         replay.replay_changes(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
-        for annotation in due(&mut annotations, at_ns) {
+        for mut annotation in due(&mut annotations, at_ns) {
+            if let Some(memory) = annotation.memory.as_mut().filter(|_| settings.without_counters) {
+                (memory.alloc_retries, memory.ooms) = (None, None);
+            }
             clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
             refused += usize::from(intake.take(annotation, &Sender::DAEMON).is_err());
         }

@@ -1,7 +1,7 @@
 //! Findings in the form in which recordings store them, and the findings that trigger a capture.
 
 use super::trigger::{Findings, Reason, Trigger};
-use highwater_core::detect::{Change, Detect, Finding, Severity};
+use highwater_core::detect::{Change, Detect, Finding, FindingKind, Severity};
 use highwater_engine::recording::write::FindingRow;
 use std::sync::Arc;
 
@@ -22,8 +22,14 @@ impl Findings for OnBoard {
 /// those of an idle GPU would push out those of real trouble.
 pub(super) fn triggers(change: &Change) -> impl Iterator<Item = Trigger> {
     change.news().filter(|finding| finding.sign.severity > Severity::Info).map(|finding| {
-        let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.seen_ns);
-        let owner = finding.sign.subject.job.as_ref().map(|job| job.scope().clone());
+        let subject = &finding.sign.subject;
+        let reason = match (finding.sign.kind, &subject.job, subject.rank) {
+            // If the rank marked it, the mark has triggered a capture with this reason already.
+            (FindingKind::Oom, Some(job), Some(rank)) => Reason::Oom { job: job.clone(), rank },
+            (kind, ..) => Reason::Finding(kind.label()),
+        };
+        let at_ns = finding.seen_ns;
+        let owner = subject.job.as_ref().map(|job| job.scope().clone());
         Trigger { reason, at_ns, note: finding.sign.text.what.clone(), owner }
     })
 }

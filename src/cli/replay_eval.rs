@@ -28,6 +28,9 @@ pub struct ReplayEval {
     /// Any setting, such as detect.lag=1.3.
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = super::common::key_value)]
     set: Vec<(String, String)>,
+    /// Leave out what the jobs' allocators count, as if they had not sent it: what is seen from outside is scored.
+    #[arg(long)]
+    without_counters: bool,
     /// JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -52,7 +55,8 @@ impl ReplayEval {
         let mut looked: BTreeMap<FindingKind, Looked> = BTreeMap::new();
         for recording in &self.recordings {
             let name = recording.display().to_string();
-            let (scores, signs, of_recording) = evaluate(recording, &settings).with_context(|| name.clone())?;
+            let (scores, signs, of_recording) =
+                evaluate(recording, &settings, self.without_counters).with_context(|| name.clone())?;
             of_recording.into_iter().for_each(|(kind, of_kind)| looked.entry(kind).or_default().add(of_kind));
             all.insert(name.clone(), scores);
             told.insert(name, Told::of(&signs));
@@ -135,20 +139,25 @@ type Signs = Vec<(i64, Sign)>;
 /// For each kind, the number of steps that ended, and of those in which its detector abstained.
 type AllLooked = BTreeMap<FindingKind, Looked>;
 
-fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<(Scores, Signs, AllLooked)> {
+fn evaluate(
+    recording: &Path,
+    settings: &Settings,
+    without_counters: bool,
+) -> anyhow::Result<(Scores, Signs, AllLooked)> {
     let path = recording.join("truth.json");
     let text = read_text(&path, MOST_TRUTH_BYTES).with_context(|| path.display().to_string())?;
     let truth: Truth = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let (signs, looked) = signs_of(recording, settings)?;
+    let settings = offline::Settings { without_counters, ..settings.into() };
+    let (signs, looked) = signs_of(recording, &settings)?;
     let scores = FindingKind::ALL.into_iter().map(|kind| (kind, score(kind, &truth, &signs)));
     Ok((scores.filter(|(_, score)| score.must_find + score.signs > 0).collect(), signs, looked))
 }
 
 /// Every sign in a recording, with its time, and in how many steps each kind was looked for.
-fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<(Signs, AllLooked)> {
+fn signs_of(recording: &Path, settings: &offline::Settings) -> anyhow::Result<(Signs, AllLooked)> {
     let replay = Arc::new(replay::open(recording, Options { shift_to_now: None })?);
     let mut signs = Vec::new();
-    let played = offline::play(&replay, &settings.into(), |at_ns, _, change| {
+    let played = offline::play(&replay, settings, |at_ns, _, change| {
         signs.extend(change.signs.into_iter().map(|sign| (at_ns, sign)));
     })?;
     Ok((signs, played.detect.looked()))

@@ -81,6 +81,10 @@ pub(super) fn lanes(node: &Node, now_ns: i64) {
     for (position, gpu) in node.gpus.iter().enumerate() {
         if gpu.health() == highwater_core::gpu::Health::Up {
             gpu.set_medium(now_ns, node.source.medium(position, now_ns, &node.calls));
+            gpu.set_slow(now_ns, node.source.slow(position, now_ns, &node.calls));
+            if gpu.rare().is_none_or(|rare| now_ns - rare.at_ns >= 30 * SECOND_NS) {
+                gpu.set_rare(now_ns, node.source.rare(position, now_ns, &node.calls));
+            }
         } else if node.source.reacquire(position).is_ok() {
             gpu.set_health(highwater_core::gpu::Health::Up);
         }
@@ -245,6 +249,48 @@ fn a_lost_gpu_and_its_xid_are_reported_at_once() {
     assert!(xid.text.what.contains("fallen off the bus"), "{}", xid.text.what);
     let still: Vec<_> = played.detect.board().active().map(|finding| finding.sign.kind).collect();
     assert_eq!(still, [FindingKind::Xid], "the GPU came back; the XID is remembered");
+}
+
+#[test]
+fn memory_that_runs_out_is_reported_with_its_phase_whether_or_not_it_is_marked() {
+    let played = play(&training("[jobs.oom]\nrank = 1\nat = \"10 s\""), 30);
+    let (seen_ns, oom) = played.first(FindingKind::Oom);
+    assert_in_time(FindingKind::Oom, oom.begin_ns - START_NS, *seen_ns, 0);
+    assert_eq!((oom.certainty, oom.subject.gpu, oom.subject.rank), (Certainty::Confirmed, Some(1), Some(1)));
+    assert!(oom.text.what.contains("in forward of step"), "{}", oom.text.what);
+    assert!(oom.text.why.contains("was free") || oom.text.why.contains("left"), "{}", oom.text.why);
+    assert_eq!(played.of(FindingKind::Oom).count(), 1, "the peers die of it, and not of memory");
+}
+
+#[test]
+fn a_gpu_that_is_held_back_is_reported_for_as_long_as_it_is() {
+    let degraded = "[[degraded]]\ngpu = 1\nat = \"10 s\"\nfor = \"15 s\"\n";
+    let played = play(&training(&format!("{degraded}throttle = \"hw_power_brake_slowdown\"\nclock = 0.6")), 40);
+    let (seen_ns, throttled) = played.first(FindingKind::GpuThrottled);
+    // Half of the window must be bad.
+    assert_in_time(FindingKind::GpuThrottled, 12_400 * MILLISECOND_NS, *seen_ns, 0);
+    assert_eq!(
+        (throttled.subject.gpu, throttled.subject.rank, throttled.severity),
+        (Some(1), Some(1), Severity::Warning)
+    );
+    let number = |name| throttled.evidence.iter().find(|one| one.name == name).map(|one| one.value);
+    assert!(number("clock_ratio").is_some_and(|ratio| (0.5..0.7).contains(&ratio)), "{throttled:?}");
+    let last_ns = played.of(FindingKind::GpuThrottled).last().expect("some").0;
+    assert!((25 * SECOND_NS..28 * SECOND_NS).contains(&last_ns), "{last_ns}");
+    assert_eq!(played.kinds(), ["gpu_throttled"]);
+}
+
+#[test]
+fn a_narrow_link_and_a_gpu_that_needs_a_reset_are_reported() {
+    let degraded = "[[degraded]]\ngpu = 0\nat = \"1 s\"\nfor = \"1 h\"\npcie_width = 8\nrow_remap_pending = true\nrecovery_action = 1";
+    let played = play(&training(degraded), 70);
+    let of = |kind| played.of(kind).map(|(_, sign)| sign.clone()).collect::<Vec<_>>();
+    let narrow = of(FindingKind::PcieDegraded);
+    assert!(narrow[0].text.what.contains("with 8 lanes instead of generation 5 with 16"), "{}", narrow[0].text.what);
+    assert_eq!(narrow[0].subject.rank, Some(0));
+    let codes: std::collections::BTreeSet<_> = of(FindingKind::GpuUnhealthy).iter().map(|sign| sign.code).collect();
+    assert_eq!(codes, [Some(2), Some(0x101)].into());
+    assert_eq!(played.kinds(), ["gpu_unhealthy", "pcie_degraded"]);
 }
 
 #[test]

@@ -64,11 +64,19 @@ metrics! {
     GPU_MEMORY_PRESSURE = Counter "highwater_gpu_memory_pressure_seconds_total" ["gpu", "uuid", "above"]
         "Time with at least this share of the usable memory in use, exact to a sample over any range. Usable is total less reserved.";
     GPU_MEMORY_FLUSHES = Counter "highwater_gpu_memory_flushes_total" ["gpu", "uuid"]
-        "Drops in memory in use of at least 256 MiB and 1 % of the usable memory, half of which came back within 100 ms: the sign that a framework's allocator flushed its cache.";
+        "Drops in memory in use, of at least 256 MiB and 1 % of the usable memory, half of which came back within 100 ms; on a nearly full GPU, of at least 256 MiB and more than was free, of which as much came back as had been free. It is the sign that a framework's allocator flushed its cache.";
     GPU_UTILIZATION = Gauge "highwater_gpu_utilization_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which a kernel ran. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
     GPU_MEMORY_BUSY = Gauge "highwater_gpu_memory_busy_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which device memory was read or written. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
+    GPU_SM_ACTIVE = Gauge "highwater_gpu_sm_active_ratio" ["gpu", "uuid"]
+        "Share of the multiprocessors, over time, with at least one warp: DCGM's PROF_SM_ACTIVE. From GPM, over 200 ms. Absent before Hopper.";
+    GPU_SM_OCCUPANCY = Gauge "highwater_gpu_sm_occupancy_ratio" ["gpu", "uuid"]
+        "Warps on the multiprocessors, as a share of the most that they can hold: DCGM's PROF_SM_OCCUPANCY. From GPM, over 200 ms. Absent before Hopper.";
+    GPU_TENSOR_ACTIVE = Gauge "highwater_gpu_tensor_active_ratio" ["gpu", "uuid"]
+        "Share of the cycles in which any tensor core worked: DCGM's PROF_PIPE_TENSOR_ACTIVE. From GPM, over 200 ms. Absent before Hopper.";
+    GPU_DRAM_ACTIVE = Gauge "highwater_gpu_dram_active_ratio" ["gpu", "uuid"]
+        "Share of the memory's bandwidth that was used: DCGM's PROF_DRAM_ACTIVE. From GPM, over 200 ms. Absent before Hopper.";
     GPU_POWER = Gauge "highwater_gpu_power_watts" ["gpu", "uuid"]
         "Power draw. From NVML every 100 ms: the instant value, or the mean of 1 s if the driver has no other.";
     GPU_POWER_LIMIT = Gauge "highwater_gpu_power_limit_watts" ["gpu", "uuid"]
@@ -85,6 +93,16 @@ metrics! {
         "Memory clock. From NVML every 100 ms.";
     GPU_CLOCKS_EVENT = Gauge "highwater_gpu_clocks_event_active" ["gpu", "uuid", "reason"]
         "Whether this clocks event reason slows the GPU's clocks. The reasons have NVML's names: `sw_power_cap`, `hw_slowdown`, `sync_boost`, `sw_thermal_slowdown`, `hw_thermal_slowdown`, `hw_power_brake_slowdown`. From NVML every 100 ms.";
+    GPU_CLOCKS_EVENT_SECONDS = Counter "highwater_gpu_clocks_event_seconds_total" ["gpu", "uuid", "reason"]
+        "Time in which this clocks event reason was active since the daemon started: the sum of the readings' periods, 100 ms each, or 1 s while the GPU is idle.";
+    GPU_PCIE_LINK_GENERATION = Gauge "highwater_gpu_pcie_link_generation" ["gpu", "uuid"]
+        "Generation of the PCIe link, which an idle GPU may lower to save power. From NVML, every 30 s.";
+    GPU_PCIE_LINK_GENERATION_MAX = Gauge "highwater_gpu_pcie_link_generation_max" ["gpu", "uuid"]
+        "Highest generation of the PCIe link that the GPU and the board can do together. From NVML, every 30 s.";
+    GPU_PCIE_LINK_WIDTH = Gauge "highwater_gpu_pcie_link_width" ["gpu", "uuid"]
+        "Lanes of the PCIe link. From NVML, every 30 s.";
+    GPU_PCIE_LINK_WIDTH_MAX = Gauge "highwater_gpu_pcie_link_width_max" ["gpu", "uuid"]
+        "Most lanes of the PCIe link that the GPU and the board can do together. From NVML, every 30 s.";
     GPU_PCIE_RECEIVED = Counter "highwater_gpu_pcie_received_bytes_total" ["gpu", "uuid"]
         "Bytes received over PCIe. From an NVML counter if it is 64 bits wide, else from GPM's rate times time since the daemon started. Every 5 s, because a sample takes 0.3 ms.";
     GPU_PCIE_TRANSMITTED = Counter "highwater_gpu_pcie_transmitted_bytes_total" ["gpu", "uuid"]
@@ -99,6 +117,12 @@ metrics! {
         "ECC errors since the driver was loaded, `corrected` or `uncorrected`. From NVML, in the slow lane.";
     GPU_REMAPPED_ROWS = Counter "highwater_gpu_remapped_rows_total" ["gpu", "uuid", "error_type"]
         "Memory rows remapped in the GPU's life, because of `corrected` or `uncorrected` errors. From NVML, in the slow lane.";
+    GPU_ROW_REMAP_PENDING = Gauge "highwater_gpu_row_remap_pending" ["gpu", "uuid"]
+        "Whether memory rows wait to be remapped, which a reset of the GPU does. From NVML, in the slow lane.";
+    GPU_ROW_REMAP_FAILED = Gauge "highwater_gpu_row_remap_failed" ["gpu", "uuid"]
+        "Whether a memory row could not be remapped: the GPU is to be replaced. From NVML, in the slow lane.";
+    GPU_RECOVERY_ACTION = Gauge "highwater_gpu_recovery_action" ["gpu", "uuid"]
+        "What the driver asks for to recover the GPU, as NVML's number: 0 nothing, 1 reset the GPU, 2 reboot the node, 3 drain peer-to-peer traffic, 4 drain and reset. From NVML, in the slow lane.";
     GPU_XID_ERRORS = Counter "highwater_gpu_xid_errors_total" ["gpu", "uuid", "xid"]
         "XID errors since the daemon started. From NVML's events, as they happen.";
     GPU_XID_LAST = Gauge "highwater_gpu_xid_last_timestamp_seconds" ["gpu", "uuid", "xid"]

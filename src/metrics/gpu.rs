@@ -116,6 +116,10 @@ fn medium(view: &View, out: &mut Families) {
     let reading = &latest.reading;
     out.number(&c::GPU_UTILIZATION, &view.labels, reading.utilization_ratio);
     out.number(&c::GPU_MEMORY_BUSY, &view.labels, reading.memory_busy_ratio);
+    out.number(&c::GPU_SM_ACTIVE, &view.labels, reading.activity.sm_active_ratio);
+    out.number(&c::GPU_SM_OCCUPANCY, &view.labels, reading.activity.sm_occupancy_ratio);
+    out.number(&c::GPU_TENSOR_ACTIVE, &view.labels, reading.activity.tensor_active_ratio);
+    out.number(&c::GPU_DRAM_ACTIVE, &view.labels, reading.activity.dram_active_ratio);
     out.number(&c::GPU_POWER, &view.labels, reading.power_watts);
     out.number(&c::GPU_TEMPERATURE, &view.labels, reading.temperature_celsius);
     out.number(&c::GPU_SM_CLOCK, &view.labels, reading.sm_clock_hertz);
@@ -124,6 +128,10 @@ fn medium(view: &View, out: &mut Families) {
     if let Some(reasons) = reading.throttle_reasons {
         for (bit, reason) in THROTTLE_REASONS {
             out.count(&c::GPU_CLOCKS_EVENT, view.labels.with(*reason), Some(u64::from(reasons & bit != 0)));
+        }
+        for ((_, reason), active_ns) in THROTTLE_REASONS.iter().zip(view.state.throttled_ns()) {
+            let active_ns = i64::try_from(active_ns).ok();
+            out.number(&c::GPU_CLOCKS_EVENT_SECONDS, view.labels.with(*reason), active_ns.map(seconds));
         }
     }
 }
@@ -139,6 +147,9 @@ fn slow(view: &View, out: &mut Families) {
     out.count(&c::GPU_ECC_ERRORS, view.labels.with("uncorrected"), reading.ecc_uncorrected);
     out.count(&c::GPU_REMAPPED_ROWS, view.labels.with("corrected"), reading.remapped_rows_corrected);
     out.count(&c::GPU_REMAPPED_ROWS, view.labels.with("uncorrected"), reading.remapped_rows_uncorrected);
+    out.count(&c::GPU_ROW_REMAP_PENDING, &view.labels, reading.row_remap_pending.map(u64::from));
+    out.count(&c::GPU_ROW_REMAP_FAILED, &view.labels, reading.row_remap_failed.map(u64::from));
+    out.count(&c::GPU_RECOVERY_ACTION, &view.labels, reading.recovery_action);
 }
 
 fn pcie(view: &View, out: &mut Families) {
@@ -166,6 +177,12 @@ fn rare(view: &View, out: &mut Families) {
     out.number(&c::GPU_POWER_LIMIT, &view.labels, reading.power_limit_watts);
     out.number(&c::GPU_TEMPERATURE_LIMIT, view.labels.with("slowdown"), reading.slowdown_celsius);
     out.number(&c::GPU_TEMPERATURE_LIMIT, view.labels.with("shutdown"), reading.shutdown_celsius);
+    if let Some(link) = reading.pcie_link {
+        out.count(&c::GPU_PCIE_LINK_GENERATION, &view.labels, Some(link.generation.into()));
+        out.count(&c::GPU_PCIE_LINK_GENERATION_MAX, &view.labels, Some(link.max_generation.into()));
+        out.count(&c::GPU_PCIE_LINK_WIDTH, &view.labels, Some(link.width.into()));
+        out.count(&c::GPU_PCIE_LINK_WIDTH_MAX, &view.labels, Some(link.max_width.into()));
+    }
 }
 
 fn events(view: &View, unix_shift_ns: i64, out: &mut Families) {

@@ -3,7 +3,8 @@
 //! Enters: a [`Handle`], or two [`GpmSample`]s. Leaves: rates as NVML returns them, or its [`Code`]. Invariants: a sample
 //! is NVML's own memory, freed once and before the library is unloaded, since everything that holds one belongs to
 //! [`Nvml`](super::Nvml), which drops its library last; only a finite number of at least 0 is accepted as a value.
-//! Absent on purpose: sums over time, which [`pcie`](super::pcie) keeps, and MIG instances.
+//! Absent on purpose: sums over time, which [`pcie`](super::pcie) keeps, the choice of the two samples, and MIG
+//! instances.
 //!
 //! Measured on an H200 with driver 580: a sample costs 30 µs (p99 53 µs idle) and does not block the memory calls of
 //! the fast lane; windows below 0.1 s read 0; part of a copy may be counted in the window after its own.
@@ -12,6 +13,10 @@ use super::errors::Code;
 use super::raw::{Handle, found};
 use nvml_wrapper_sys::bindings as sys;
 
+const SM_ACTIVE: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_SM_UTIL;
+const SM_OCCUPANCY: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_SM_OCCUPANCY;
+const TENSOR_ACTIVE: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_ANY_TENSOR_UTIL;
+const DRAM_ACTIVE: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_DRAM_BW_UTIL;
 const PCIE_TX: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_PCIE_TX_PER_SEC;
 const PCIE_RX: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_PCIE_RX_PER_SEC;
 
@@ -92,20 +97,37 @@ impl Gpm {
 
     /// PCIe rates between two samples of one GPU, MiB a second: transmitted, received.
     pub(super) fn pcie_rates(&self, earlier: &GpmSample, later: &GpmSample) -> Result<[Result<f64, Code>; 2], Code> {
+        self.values(earlier, later, [PCIE_TX, PCIE_RX])
+    }
+
+    /// Activity between two samples of one GPU, percent: multiprocessors, occupancy, tensor cores, memory. Graphics activity is
+    /// left out: it alone takes 1.2 to 1.8 ms on an H200, the others 4 µs together.
+    pub(super) fn activity(&self, earlier: &GpmSample, later: &GpmSample) -> Result<[Result<f64, Code>; 4], Code> {
+        self.values(earlier, later, [SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE])
+    }
+
+    fn values<const N: usize>(
+        &self,
+        earlier: &GpmSample,
+        later: &GpmSample,
+        asked: [u32; N],
+    ) -> Result<[Result<f64, Code>; N], Code> {
         let mut request = sys::nvmlGpmMetricsGet_t {
             version: sys::NVML_GPM_METRICS_GET_VERSION,
-            numMetrics: 2,
+            numMetrics: u32::try_from(N).map_err(|_| Code::INVALID_ARGUMENT)?,
             sample1: earlier.sample,
             sample2: later.sample,
             metrics: [NO_METRIC; sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_MAX as usize],
         };
-        request.metrics[0].metricId = PCIE_TX;
-        request.metrics[1].metricId = PCIE_RX;
+        for (metric, id) in request.metrics.iter_mut().zip(asked) {
+            metric.metricId = id;
+        }
         // SAFETY: both samples are NVML's own, and `request` has room for as many metrics as it declares; NVML reads
         // and writes no more.
         let code = Code::check(unsafe { (self.metrics)(&raw mut request) });
         code.map_err(of_samples)?;
-        Ok([value(&request.metrics[0]), value(&request.metrics[1])])
+        let mut values = request.metrics.iter().map(value);
+        Ok(asked.map(|_| values.next().unwrap_or(Err(Code::NO_DATA))))
     }
 }
 

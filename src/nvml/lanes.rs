@@ -10,7 +10,7 @@ use super::pcie::Bytes;
 use super::raw::{Field, Handle, MemoryVersion, ProcessKind};
 use super::unit::{Ask, Unit};
 use super::{Nvml, processes};
-use highwater_core::gpu::{Medium, Process, Rare, Slow};
+use highwater_core::gpu::{Activity, Medium, PcieLink, Process, Rare, Slow};
 use highwater_core::source::{CallStats, Error};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold};
 use nvml_wrapper::error::NvmlError;
@@ -24,7 +24,7 @@ pub(super) struct Questions<'a> {
 
 impl<'a> Questions<'a> {
     /// The medium lane.
-    pub(super) fn medium(&self) -> Medium {
+    pub(super) fn medium(&self, at_ns: i64) -> Medium {
         if self.unit.instance.is_some() {
             return Medium::default();
         }
@@ -43,7 +43,19 @@ impl<'a> Questions<'a> {
             sm_clock_hertz: self.wrapped(Ask::SmClock, |gpu| gpu.clock_info(Clock::SM)).map(hertz),
             memory_clock_hertz: self.wrapped(Ask::MemoryClock, |gpu| gpu.clock_info(Clock::Memory)).map(hertz),
             throttle_reasons: self.raw(Ask::ThrottleReasons, |gpu| self.nvml.raw.clock_event_reasons(gpu)),
+            activity: self.activity(at_ns, utilization.is_some_and(|rates| rates.gpu == 0)),
         }
+    }
+
+    /// What the multiprocessors did. While no kernel runs they did nothing, which costs no sample.
+    fn activity(&self, at_ns: i64, is_idle: bool) -> Activity {
+        let meter = &self.unit.activity;
+        if self.unit.is_unsupported(Ask::Activity) {
+            return Activity::default();
+        }
+        meter.still(at_ns, is_idle).unwrap_or_else(|| {
+            self.raw(Ask::Activity, |gpu| meter.advance(self.nvml.gpm.as_ref(), gpu, at_ns)).unwrap_or_default()
+        })
     }
 
     /// The slow lane.
@@ -58,8 +70,11 @@ impl<'a> Questions<'a> {
                 .wrapped(Ask::EccCorrected, |gpu| gpu.total_ecc_errors(MemoryError::Corrected, volatile)),
             ecc_uncorrected: self
                 .wrapped(Ask::EccUncorrected, |gpu| gpu.total_ecc_errors(MemoryError::Uncorrected, volatile)),
-            remapped_rows_corrected: rows.map(|(corrected, _)| u64::from(corrected)),
-            remapped_rows_uncorrected: rows.map(|(_, uncorrected)| u64::from(uncorrected)),
+            remapped_rows_corrected: rows.map(|rows| u64::from(rows.corrected)),
+            remapped_rows_uncorrected: rows.map(|rows| u64::from(rows.uncorrected)),
+            row_remap_pending: rows.map(|rows| rows.is_pending),
+            row_remap_failed: rows.map(|rows| rows.has_failed),
+            recovery_action: self.raw(Ask::RecoveryAction, |gpu| self.nvml.raw.recovery_action(gpu)),
         }
     }
 
@@ -74,7 +89,7 @@ impl<'a> Questions<'a> {
         milliwatts.map(thousandth)
     }
 
-    /// Total memory, NVLink, BAR1 and limits.
+    /// Total memory, NVLink, BAR1, limits and the PCIe link.
     pub(super) fn rare(&self) -> Rare {
         let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
         let bar1_used_bytes = self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used);
@@ -93,7 +108,25 @@ impl<'a> Questions<'a> {
             power_limit_watts: self.power_limit_watts(),
             slowdown_celsius: self.threshold_celsius(Ask::Slowdown, TemperatureThreshold::Slowdown),
             shutdown_celsius: self.threshold_celsius(Ask::Shutdown, TemperatureThreshold::Shutdown),
+            pcie_link: self.pcie_link(),
         }
+    }
+
+    /// The link of a whole GPU. A generation or a width of 0 is none.
+    fn pcie_link(&self) -> Option<PcieLink> {
+        if self.unit.instance.is_some() {
+            return None;
+        }
+        let link = self.wrapped(Ask::PcieLink, |gpu| {
+            Ok(PcieLink {
+                generation: gpu.current_pcie_link_gen()?,
+                width: gpu.current_pcie_link_width()?,
+                max_generation: gpu.max_pcie_link_gen()?,
+                max_width: gpu.max_pcie_link_width()?,
+            })
+        })?;
+        let is_known = [link.generation, link.width, link.max_generation, link.max_width].iter().all(|part| *part > 0);
+        is_known.then_some(link)
     }
 
     /// The lowest of all power limits: an operator's, the board's, and those set out of band.

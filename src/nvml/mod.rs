@@ -7,6 +7,7 @@
 //! second initialization while the daemon runs, which would invalidate every other GPU's handle under its lane. A GPU
 //! that came back is found by its UUID; if NVML needs a fresh start, the daemon drops this source and opens another.
 
+mod activity;
 mod devices;
 mod errors;
 mod events;
@@ -167,8 +168,8 @@ impl Source for Nvml {
         }
     }
 
-    fn medium(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Medium {
-        self.questions(gpu, calls).map(|questions| questions.medium()).unwrap_or_default()
+    fn medium(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Medium {
+        self.questions(gpu, calls).map(|questions| questions.medium(at_ns)).unwrap_or_default()
     }
 
     fn slow(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Slow {

@@ -10,6 +10,8 @@ use sys::field_id;
 
 /// The scope that requests the sum over all links, in a field whose scope is a link.
 pub(super) const ALL_LINKS: u32 = u32::MAX;
+/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION` of NVIDIA's nvml.h, which the bindings do not have yet.
+const RECOVERY_ACTION: u32 = 230;
 /// More processes than a GPU can hold contexts of; the call fails if NVML asks for more room.
 const MOST_PROCESSES: usize = 65_536;
 
@@ -54,6 +56,17 @@ pub(super) struct Field {
     pub(super) value: u64,
     /// Whether NVML keeps it in 64 bits. A counter of bytes in 32 bits wraps several times a second.
     pub(super) wide: bool,
+}
+
+/// What is known of the rows of a GPU's memory that were remapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RemappedRows {
+    /// Because of corrected errors.
+    pub(super) corrected: u32,
+    /// Because of uncorrected errors.
+    pub(super) uncorrected: u32,
+    pub(super) is_pending: bool,
+    pub(super) has_failed: bool,
 }
 
 /// What the running-process calls report of one context.
@@ -217,15 +230,21 @@ impl RawFunctions {
         Ok(reasons)
     }
 
-    /// Rows remapped because of corrected and of uncorrected errors.
-    pub(super) fn remapped_rows(&self, handle: Handle) -> Result<(u32, u32), Code> {
+    /// Rows that were remapped, and whether others wait for it or could not be.
+    pub(super) fn remapped_rows(&self, handle: Handle) -> Result<RemappedRows, Code> {
         let call = self.remapped_rows.ok_or(Code::FUNCTION_NOT_FOUND)?;
         let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
         // SAFETY: the handle is NVML's own, and the four numbers outlive the call.
         let code =
             unsafe { call(handle.0, &raw mut corrected, &raw mut uncorrected, &raw mut pending, &raw mut failed) };
         Code::check(code)?;
-        Ok((corrected, uncorrected))
+        Ok(RemappedRows { corrected, uncorrected, is_pending: pending != 0, has_failed: failed != 0 })
+    }
+
+    /// What the driver asks for to recover the GPU.
+    pub(super) fn recovery_action(&self, handle: Handle) -> Result<u64, Code> {
+        let [action] = self.fields(handle, [(RECOVERY_ACTION, 0)])?;
+        action.map(|field| field.value)
     }
 
     /// The processes with a context of this kind; one process may be listed once for each MIG instance.

@@ -1,8 +1,10 @@
 //! State kept of one GPU or MIG instance between calls: its handle, and the queries that it does not support.
 //!
 //! Invariant: everything that the fast lane reads is an atomic, so that it never waits while another thread reacquires
-//! the GPU. The only lock is in the meter of PCIe bytes, which only the slow lane uses.
+//! the GPU. The only locks are in the meters of PCIe bytes and of activity, which only
+//! the slower lanes use.
 
+use super::activity::ActivityMeter;
 use super::pcie::PcieMeter;
 use super::raw::{Handle, MemoryVersion, RawFunctions};
 use highwater_core::source::Call;
@@ -32,6 +34,9 @@ pub(super) enum Ask {
     EccCorrected,
     EccUncorrected,
     RemappedRows,
+    RecoveryAction,
+    PcieLink,
+    Activity,
     ComputeProcesses,
     GraphicsProcesses,
 }
@@ -51,10 +56,12 @@ impl Ask {
             Ask::PowerLimit | Ask::Slowdown | Ask::Shutdown => Call::Limits,
             Ask::Energy => Call::Energy,
             Ask::Pcie => Call::PcieCounters,
-            Ask::Gpm => Call::Gpm,
+            Ask::Gpm | Ask::Activity => Call::Gpm,
             Ask::Nvlink => Call::NvlinkCounters,
             Ask::EccCorrected | Ask::EccUncorrected => Call::EccErrors,
             Ask::RemappedRows => Call::RemappedRows,
+            Ask::RecoveryAction => Call::RecoveryAction,
+            Ask::PcieLink => Call::PcieLink,
             Ask::ComputeProcesses | Ask::GraphicsProcesses => Call::Processes,
         }
     }
@@ -82,6 +89,8 @@ pub(super) struct Unit {
     registers_again: AtomicBool,
     /// PCIe bytes measured with GPM, for a GPU whose own counters cannot be used.
     pub(super) pcie: PcieMeter,
+    /// What its multiprocessors do, measured with GPM.
+    pub(super) activity: ActivityMeter,
     /// Set for a MIG instance.
     pub(super) instance: Option<Instance>,
 }
@@ -95,6 +104,7 @@ impl Unit {
             unsupported: AtomicU32::new(0),
             registers_again: AtomicBool::new(false),
             pcie: PcieMeter::default(),
+            activity: ActivityMeter::default(),
             instance,
         };
         unit.settle(raw);
@@ -106,6 +116,7 @@ impl Unit {
         self.handle.store(handle.0, Ordering::Release);
         self.unsupported.store(0, Ordering::Relaxed);
         self.pcie.interrupt();
+        self.activity.interrupt();
         self.settle(raw);
         self.registers_again.store(true, Ordering::Release);
     }

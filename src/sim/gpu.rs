@@ -7,12 +7,15 @@
 use super::job::{Plan, RankEvent, Select, State, Timeline, What};
 use super::meters::{Meter, Meters};
 use super::recent::Recent;
+use highwater_core::gpu::Activity;
 use std::sync::Arc;
 
 /// How far a reader may look back without a replay.
 const KEEP_NS: i64 = 1_000_000_000;
 /// The span over which utilization is taken: that of NVML's own counter on an H200.
 const UTILIZATION_SPAN_NS: i64 = 100_000_000;
+/// The span over which activity is taken, as the NVML source does.
+const ACTIVITY_SPAN_NS: i64 = 200_000_000;
 
 /// Generates one device's readings.
 #[derive(Debug)]
@@ -56,14 +59,31 @@ impl Gpu {
     }
 
     /// Share of the last 100 ms in which a kernel ran, 0 to 1.
-    #[allow(clippy::cast_precision_loss, reason = "a ratio")]
     pub(super) fn utilization(&mut self, at_ns: i64) -> f64 {
+        self.share(Meter::Busy, at_ns, UTILIZATION_SPAN_NS)
+    }
+
+    /// What its multiprocessors did over the last 200 ms. Occupancy and memory follow from them by a usual ratio.
+    pub(super) fn activity(&mut self, at_ns: i64) -> Activity {
+        let sm_active = self.share(Meter::Sm, at_ns, ACTIVITY_SPAN_NS);
+        let tensor_active = self.share(Meter::Tensor, at_ns, ACTIVITY_SPAN_NS);
+        Activity {
+            sm_active_ratio: Some(sm_active),
+            sm_occupancy_ratio: Some(sm_active / 4.0),
+            tensor_active_ratio: Some(tensor_active),
+            dram_active_ratio: Some(sm_active / 3.0),
+        }
+    }
+
+    /// The mean of a meter in millionths over a span that ends now, 0 to 1.
+    #[allow(clippy::cast_precision_loss, reason = "a ratio")]
+    fn share(&mut self, meter: Meter, at_ns: i64, span_ns: i64) -> f64 {
         let end_ns = at_ns.max(0);
-        let begin_ns = (end_ns - UTILIZATION_SPAN_NS).max(0);
+        let begin_ns = (end_ns - span_ns).max(0);
         let (begin, begin_elapsed_ns) = self.at(begin_ns);
         let (end, end_elapsed_ns) = self.at(end_ns);
-        let busy = end.meters.total(Meter::Busy, end_elapsed_ns) - begin.meters.total(Meter::Busy, begin_elapsed_ns);
-        busy as f64 * 1e-6 / (end_ns - begin_ns).max(1) as f64
+        let passed = end.meters.total(meter, end_elapsed_ns) - begin.meters.total(meter, begin_elapsed_ns);
+        passed as f64 * 1e-6 / (end_ns - begin_ns).max(1) as f64
     }
 
     /// The processes at a time, in order of job and rank.

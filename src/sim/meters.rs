@@ -32,9 +32,13 @@ pub(super) enum Meter {
     PcieTransmitted,
     /// Bytes, either way: in a ring all-reduce each GPU sends as much as it receives.
     Nvlink,
+    /// Millionths: multiprocessors with work, of which a collective needs a sixth.
+    Sm,
+    /// Millionths: tensor cores at work, which a collective does not need.
+    Tensor,
 }
 
-const METERS: usize = 5;
+const METERS: usize = 7;
 
 /// One GPU's rates from one change to the next, and their sums before.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -64,14 +68,20 @@ impl Meters {
         for state in processes {
             next.powered |= state.alive;
             next.rates[Meter::Busy as usize] += state.busy_ppm;
+            let (sm, tensor) = if state.traffic == Traffic::Collective { (15, 0) } else { (90, 40) };
+            next.rates[Meter::Sm as usize] += state.busy_ppm * sm / 100;
+            next.rates[Meter::Tensor as usize] += state.busy_ppm * tensor / 100;
             let (received, transmitted, nvlink) = link_rates(state);
             next.rates[Meter::PcieReceived as usize] += received;
             next.rates[Meter::PcieTransmitted as usize] += transmitted;
             next.rates[Meter::Nvlink as usize] += nvlink;
         }
-        let busy = &mut next.rates[Meter::Busy as usize];
-        *busy = (*busy).min(WHOLE_PPM);
-        let wanted = IDLE_MILLIWATTS + (FULL_MILLIWATTS - IDLE_MILLIWATTS) * *busy / WHOLE_PPM;
+        for share in [Meter::Busy, Meter::Sm, Meter::Tensor] {
+            let share = &mut next.rates[share as usize];
+            *share = (*share).min(WHOLE_PPM);
+        }
+        let busy = next.rates[Meter::Busy as usize];
+        let wanted = IDLE_MILLIWATTS + (FULL_MILLIWATTS - IDLE_MILLIWATTS) * busy / WHOLE_PPM;
         next.rates[Meter::Energy as usize] = wanted.min(LIMIT_MILLIWATTS);
         next.capped = wanted >= LIMIT_MILLIWATTS;
         next

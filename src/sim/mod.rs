@@ -18,13 +18,13 @@ mod window;
 pub use scenario::{Scenario, ScenarioError};
 
 use gpu::{DeviceLevel, Gpu};
-use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
+use highwater_core::gpu::{Device, Medium, Pcie, PcieLink, Process, Rare, Slow};
 use highwater_core::source::{Call, CallStats, DriverEvent, Error, Source};
 use highwater_core::wire::Annotation;
 use job::{Plan, RankEvent, Select, Timeline, What};
 use meters::{Meter, Meters};
 use scenario::fleet::Fleet;
-use scenario::{Lost, Spike, Xid};
+use scenario::{Degraded, Lost, Spike, Xid};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ pub struct Sim {
     spikes: Vec<Vec<(Window, u64)>>,
     /// By device.
     lost: Vec<Vec<Window>>,
+    /// By device.
+    degraded: Vec<Vec<(Window, Degraded)>>,
     /// Each XID with its device and the last time at which it was reported.
     xids: Mutex<Vec<(Xid, usize, i64)>>,
     /// The latest time that was asked for, since the start: losses and events have no time of their own.
@@ -62,7 +64,8 @@ impl Sim {
         Self {
             gpus: positions.clone().map(|device| Mutex::new(Gpu::new(jobs_on(&plans, &fleet, device)))).collect(),
             spikes: positions.clone().map(|device| spikes_on(&scenario.spikes, &fleet, device)).collect(),
-            lost: positions.map(|device| losses_of(&scenario.lost, &fleet, device)).collect(),
+            lost: positions.clone().map(|device| losses_of(&scenario.lost, &fleet, device)).collect(),
+            degraded: positions.map(|device| degraded_on(&scenario.degraded, &fleet, device)).collect(),
             xids: Mutex::new(xids_of(scenario.xids, &fleet)),
             latest_ns: AtomicI64::new(i64::MIN),
             name: scenario.name,
@@ -89,6 +92,28 @@ impl Sim {
         self.check_present(gpu, since_ns)?;
         let device = self.gpus.get(gpu).ok_or_else(|| Error::Failed(format!("there is no GPU at position {gpu}")))?;
         Ok(read(&mut device.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// The part of its usual clock at which a device runs.
+    fn clock(&self, gpu: usize, since_ns: i64) -> f64 {
+        let throttled = self.degraded(gpu, since_ns).filter(|degraded| degraded.throttle.is_some());
+        throttled.map(|degraded| degraded.clock).fold(1.0, f64::min)
+    }
+
+    /// Its PCIe link, which keeps its generation while the GPU is idle.
+    fn pcie_link(&self, gpu: usize, since_ns: i64) -> PcieLink {
+        let best = PcieLink { generation: 5, width: 16, max_generation: 5, max_width: 16 };
+        self.degraded(gpu, since_ns).fold(best, |link, degraded| PcieLink {
+            generation: degraded.pcie_generation.unwrap_or(link.generation),
+            width: degraded.pcie_width.unwrap_or(link.width),
+            ..link
+        })
+    }
+
+    /// In which ways a device is degraded at a time.
+    fn degraded(&self, gpu: usize, since_ns: i64) -> impl Iterator<Item = &Degraded> {
+        let all = self.degraded.get(gpu).into_iter().flatten();
+        all.filter(move |(window, _)| window.contains(since_ns)).map(|(_, degraded)| degraded)
     }
 
     /// The spikes of a device; none at an unknown position.
@@ -136,9 +161,16 @@ impl Source for Sim {
             temperature_celsius: calls.time(Call::Temperature, || {
                 level().map(|(DeviceLevel { meters, .. }, elapsed_ns)| meters.celsius_after(elapsed_ns).round())
             }),
-            sm_clock_hertz: calls.time(Call::SmClock, || meters().map(|meters| meters.sm_hertz())),
+            sm_clock_hertz: calls
+                .time(Call::SmClock, || meters().map(|meters| meters.sm_hertz() * self.clock(gpu, since_ns))),
             memory_clock_hertz: calls.time(Call::MemoryClock, || meters().map(|meters| meters.memory_hertz())),
-            throttle_reasons: calls.time(Call::ThrottleReasons, || meters().map(|meters| meters.throttle_reasons())),
+            throttle_reasons: calls.time(Call::ThrottleReasons, || {
+                let reasons = self.degraded(gpu, since_ns).filter_map(Degraded::throttle_bit);
+                meters().map(|meters| reasons.fold(meters.throttle_reasons(), |mask, bit| mask | bit))
+            }),
+            activity: calls
+                .time(Call::Gpm, || self.read(gpu, since_ns, |device| device.activity(since_ns)))
+                .unwrap_or_default(),
         }
     }
 
@@ -155,6 +187,13 @@ impl Source for Sim {
             ecc_uncorrected: ecc,
             remapped_rows_corrected: remapped,
             remapped_rows_uncorrected: remapped,
+            row_remap_pending: remapped
+                .map(|_| self.degraded(gpu, since_ns).any(|degraded| degraded.row_remap_pending)),
+            row_remap_failed: remapped.map(|_| self.degraded(gpu, since_ns).any(|degraded| degraded.row_remap_failed)),
+            recovery_action: calls.time(Call::RecoveryAction, || {
+                let mut actions = self.degraded(gpu, since_ns).filter_map(|degraded| degraded.recovery_action);
+                level().map(|_| actions.next().unwrap_or(0))
+            }),
         }
     }
 
@@ -203,6 +242,7 @@ impl Source for Sim {
             bar1_used_bytes: calls.time(Call::Bar1, || level().map(|_| 2 << 20)),
             nvlink_received_bytes: nvlink,
             nvlink_transmitted_bytes: nvlink,
+            pcie_link: calls.time(Call::PcieLink, || level().map(|_| self.pcie_link(gpu, since_ns))),
             ..memory
         }
     }
@@ -304,6 +344,11 @@ fn spikes_on(spikes: &[Spike], fleet: &Fleet, device: usize) -> Vec<(Window, u64
 fn losses_of(lost: &[Lost], fleet: &Fleet, device: usize) -> Vec<Window> {
     let here = |lost: &&Lost| fleet.find(&lost.gpu).is_some_and(|at| fleet.within(at).any(|within| within == device));
     lost.iter().filter(here).map(|lost| Window::new(lost.at, lost.every, lost.lasting)).collect()
+}
+
+fn degraded_on(degraded: &[Degraded], fleet: &Fleet, device: usize) -> Vec<(Window, Degraded)> {
+    let here = degraded.iter().filter(|one| fleet.find(&one.gpu) == Some(device));
+    here.map(|one| (Window::new(one.at, one.every, one.lasting), one.clone())).collect()
 }
 
 fn xids_of(xids: Vec<Xid>, fleet: &Fleet) -> Vec<(Xid, usize, i64)> {

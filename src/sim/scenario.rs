@@ -13,6 +13,7 @@ mod tests;
 
 pub use parse::{ScenarioError, ScenarioFault};
 
+use highwater_core::gpu::THROTTLE_REASONS;
 use highwater_core::units::{Bytes, Nanoseconds};
 use serde::Deserialize;
 
@@ -38,6 +39,9 @@ pub struct Scenario {
     /// GPUs that fall off the bus.
     #[serde(default)]
     pub lost: Vec<Lost>,
+    /// GPUs that work worse than they should.
+    #[serde(default)]
+    pub degraded: Vec<Degraded>,
     /// XID errors.
     #[serde(default)]
     pub xids: Vec<Xid>,
@@ -402,6 +406,50 @@ pub struct Lost {
     /// For how long.
     #[serde(rename = "for")]
     pub lasting: Nanoseconds,
+}
+
+/// A GPU that works worse than it should for a while, in what the driver reports of it. Jobs on it are no slower.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Degraded {
+    /// Which GPU.
+    pub gpu: DeviceRef,
+    /// When, after the scenario's start.
+    pub at: Nanoseconds,
+    /// How often after that; once only if left out.
+    pub every: Option<Nanoseconds>,
+    /// For how long.
+    #[serde(rename = "for")]
+    pub lasting: Nanoseconds,
+    /// What holds its clocks back: a reason of [`THROTTLE_REASONS`].
+    pub throttle: Option<String>,
+    /// The clock of its multiprocessors meanwhile, as a part of the usual one.
+    #[serde(default = "default_clock")]
+    pub clock: f64,
+    /// Generation of its PCIe link; 5 at its best.
+    pub pcie_generation: Option<u32>,
+    /// Lanes of its PCIe link; 16 at its best.
+    pub pcie_width: Option<u32>,
+    /// Whether rows of its memory wait to be remapped.
+    #[serde(default)]
+    pub row_remap_pending: bool,
+    /// Whether a row of its memory could not be remapped.
+    #[serde(default)]
+    pub row_remap_failed: bool,
+    /// NVIDIA's number of the action that the driver asks for.
+    pub recovery_action: Option<u64>,
+}
+
+fn default_clock() -> f64 {
+    0.5
+}
+
+impl Degraded {
+    /// The bit of the reason that holds its clocks back; `None` if it is no known one.
+    pub fn throttle_bit(&self) -> Option<u64> {
+        let throttle = self.throttle.as_deref()?;
+        THROTTLE_REASONS.iter().find(|(_, name)| *name == throttle).map(|(bit, _)| *bit)
+    }
 }
 
 /// An XID error reported by the driver.

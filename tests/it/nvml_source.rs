@@ -13,7 +13,7 @@ mod probe;
 
 use crate::fake_nvml::Control;
 use highwater::nvml::{self, Nvml};
-use highwater_core::gpu::Pcie;
+use highwater_core::gpu::{Activity, Pcie, PcieLink};
 use highwater_core::source::{CallStats, Error, OpenError, Source};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,7 +74,8 @@ fn every_lane_answers_in_base_units() {
         "utilization": 42, "memory_utilization": 7, "power_instant_mw": 650_500, "temperature": 61,
         "sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "throttle_reasons": 0x44, "energy_mj": 12_345_678,
         "bar1_used": 5 * MIB, "pcie_tx_bytes": 7_000_000_000_u64, "pcie_rx_bytes": 9_000_000_000_u64,
-        "ecc_corrected": 4, "ecc_uncorrected": 1, "rows_corrected": 2, "rows_uncorrected": 3,
+        "ecc_corrected": 4, "ecc_uncorrected": 1, "rows_corrected": 2, "rows_uncorrected": 3, "rows_pending": true,
+        "recovery_action": 4, "pcie_link": [3, 8], "pcie_best": [5, 16],
     }]}));
     let (nvml, calls) = (node.open(), CallStats::default());
     let medium = nvml.medium(0, 0, &calls);
@@ -90,6 +91,11 @@ fn every_lane_answers_in_base_units() {
     assert_eq!(nvml.pcie(0, 0, &calls), pcie);
     assert_eq!((slow.ecc_corrected, slow.ecc_uncorrected), (Some(4), Some(1)));
     assert_eq!((slow.remapped_rows_corrected, slow.remapped_rows_uncorrected), (Some(2), Some(3)));
+    assert_eq!(
+        (slow.row_remap_pending, slow.row_remap_failed, slow.recovery_action),
+        (Some(true), Some(false), Some(4))
+    );
+    assert_eq!(rare.pcie_link, Some(PcieLink { generation: 3, width: 8, max_generation: 5, max_width: 16 }));
     assert_eq!(nvml.processes(0, 0, &calls), Some(Vec::new()));
     let rare = nvml.rare(0, 0, &calls);
     assert_eq!((rare.nvlink_received_bytes, rare.nvlink_transmitted_bytes), (None, None), "this GPU has no NVLink");
@@ -145,6 +151,33 @@ fn a_pcie_counter_of_32_bits_is_not_available_rather_than_wrong() {
         assert_eq!(nvml.pcie(0, 0, &CallStats::default()), Pcie::default());
     }
     assert_eq!(node.control.calls("field:197"), 1);
+}
+
+#[test]
+fn activity_is_of_the_time_between_two_samples_and_an_idle_gpu_costs_none() {
+    let gpm = json!({"sm": 94, "occupancy": 15, "tensor": 7, "dram": 10});
+    let node = Node::with(
+        json!({"gpus": [{"utilization": 50, "gpm": gpm}, {"utilization": 0, "gpm": gpm}, {"utilization": 50}]}),
+    );
+    let (nvml, calls) = (node.open(), CallStats::default());
+    let at = |gpu, ms: i64| nvml.medium(gpu, ms * 1_000_000, &calls).activity;
+    let whole = Activity {
+        sm_active_ratio: Some(0.94),
+        sm_occupancy_ratio: Some(0.15),
+        tensor_active_ratio: Some(0.07),
+        dram_active_ratio: Some(0.1),
+    };
+    assert_eq!([0, 100, 200, 300].map(|ms| at(0, ms)), [Activity::default(), Activity::default(), whole, whole]);
+    assert_eq!(node.control.calls("nvmlGpmSampleGet"), 2, "every other turn");
+    assert_eq!(at(0, 5_000), Activity::default(), "a pause begins another stretch");
+    assert_eq!(at(0, 5_200), whole);
+    assert_eq!([0, 200, 400].map(|ms| at(1, ms)), [Activity::default(), Activity::NONE, Activity::NONE], "it has GPM");
+    node.control.set(&json!({"gpus": [{"utilization": 0, "gpm": gpm}, {}, {"utilization": 50}]}));
+    let before = node.control.calls("nvmlGpmSampleGet");
+    assert_eq!([5_400, 5_600].map(|ms| at(0, ms)), [Activity::NONE; 2]);
+    assert_eq!(node.control.calls("nvmlGpmSampleGet"), before);
+    assert_eq!([0, 200, 400].map(|ms| at(2, ms)), [Activity::default(); 3]);
+    assert_eq!(node.control.calls("nvmlGpmQueryDeviceSupport"), 3, "each GPU once");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 """The truth of a recording: what a detector must find in it, what it may find, and where it must find nothing.
 
-Input: a recording. Output: `truth.json`. An allocator flush is true because PyTorch's `num_alloc_retries` rose; a slow
+Input: a recording. Output: `truth.json`. An allocator flush is true because PyTorch's `num_alloc_retries` rose, and running out of memory because the job saw it; a slow
 rank, a slow loader and a leak are true because the job was configured so; a stretched communication phase and low
 memory are measured. What lies between clearly wrong and clearly right is recorded with `must_find` false: finding it
 is neither required nor wrong. Outside all findings of its kind and outside `unjudged`, every finding is wrong.
@@ -48,6 +48,7 @@ def derive(recording: Recording) -> dict[str, Any]:
         if len(steps := [step for step in made if step.cfg == segment.cfg]) > FIRST_STEPS
     ]
     findings = [
+        *ooms(recording),
         *thrash(recording),
         *starvation(recording, judged),
         *low_headroom(recording, judged),
@@ -63,6 +64,16 @@ def derive(recording: Recording) -> dict[str, Any]:
         "unjudged": unjudged(recording, judged),
         "segments": [summary(recording, one) for one in judged],
     }
+
+
+def ooms(recording: Recording) -> list[dict[str, Any]]:
+    """Each step in which an allocation failed although the allocator had given its cache back, caught or not."""
+    found = []
+    for step in all_steps(recording):
+        if step.ooms_ns and step.cfg != "warmup":
+            times = (step.ooms_ns[0], step.ooms_ns[-1])
+            found.append(finding("oom", [step], True, {"failed_allocations": len(step.ooms_ns)}, times=times))
+    return found
 
 
 def thrash(recording: Recording) -> list[dict[str, Any]]:

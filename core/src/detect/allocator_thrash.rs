@@ -1,6 +1,6 @@
 //! `allocator_thrash`: the framework's allocator ran out, gave its cache back to the driver, and took it again.
 //!
-//! Seen from outside, memory falls by hundreds of MiB or more inside a step and half of it is back within 100 ms. The
+//! Seen from outside, memory falls by hundreds of MiB or more inside a step and enough of it is back within 100 ms. The
 //! job's own retry counter decides. If it rose, the finding is confirmed, even if no fall was seen, as with expandable
 //! segments. If it did not rise, the program emptied its cache on purpose, and nothing is reported. If the job does not send
 //! the counter, a fall makes the finding suspected, but only if less memory was free before the fall than it released: an
@@ -212,8 +212,9 @@ impl Seen<'_> {
 
     fn why(&self) -> String {
         let fall = self.flushes.iter().max_by_key(|(_, flush)| flush.drop_bytes).map(|(_, flush)| {
-            let (fall, back) = (human(flush.drop_bytes), HumanDuration(flush.regrown_ns - flush.trough_ns));
-            format!("memory in use fell by {fall} and half of it was back {back} later")
+            let back = HumanDuration(flush.regrown_ns - flush.trough_ns);
+            let (fall, regrown) = (human(flush.drop_bytes), human(flush.regrown_bytes));
+            format!("memory in use fell by {fall} and {regrown} was back {back} later")
         });
         let retries = self.retries.map(|retries| format!("the allocator counted {retries} failed allocations"));
         let said: Vec<String> = [fall, retries].into_iter().flatten().collect();
@@ -251,7 +252,7 @@ mod tests {
     /// Memory of a GPU falls by 4 GiB of 139 and half of it is back 20 ms later.
     fn fall(trough_ns: i64) -> Flush {
         let regrown_ns = trough_ns + 20 * MILLISECOND_NS;
-        Flush { trough_ns, regrown_ns, high_bytes: 139 * GIB, drop_bytes: 4 * GIB }
+        Flush { trough_ns, regrown_ns, regrown_bytes: 2 * GIB, high_bytes: 139 * GIB, drop_bytes: 4 * GIB }
     }
 
     fn new() -> (Hand, AllocatorThrash) {
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(sign.text.what, "The allocator of rank 0 of j ran out of memory and flushed its cache in step 5.");
         assert_eq!(
             sign.text.why,
-            "Inside the step memory in use fell by 4.0 GiB and half of it was back 20 ms later, and the allocator \
+            "Inside the step memory in use fell by 4.0 GiB and 2.0 GiB was back 20 ms later, and the allocator \
              counted 3 failed allocations."
         );
         let [sign] = of(step(5, None), 0, fall(at(5))).try_into().expect("one");

@@ -1,10 +1,11 @@
-//! Brings the ranks of each step together, and has them compared: `straggler`, `stage_imbalance` and `uneven_work` look at the
-//! same groups ([`peers`](super::peers)).
+//! Brings the ranks of each step together, and has them compared: `straggler` (with and without marks of communication),
+//! `stage_imbalance` and `uneven_work` look at the same groups ([`peers`](super::peers)).
 //!
 //! Enters: steps as they end. Leaves: their signs, and whether each rank could be compared with another.
 
 use super::detector::{Detector, Looked, Ratios, Trouble};
 use super::finding::{FindingKind, Sign};
+use super::late::Late;
 use super::peers::Group;
 use super::stage_imbalance::StageImbalance;
 use super::steps::Step;
@@ -28,6 +29,7 @@ pub(super) struct Compare {
     /// Whether each rank could be compared with another one in its last step.
     compared: BTreeMap<RankKey, bool>,
     straggler: Straggler,
+    late: Late,
     stages: StageImbalance,
     lengths: UnevenWork,
 }
@@ -46,6 +48,8 @@ impl Detector for Compare {
         self.compared.retain(|key, _| view.knows(key));
         self.waiting.retain(|job, _| runs(job));
         self.straggler.retain(|key| view.knows(key));
+        self.late.retain(runs, |key| view.knows(key));
+        self.late.read(view);
         self.stages.retain(runs);
         self.lengths.retain(runs);
         for step in view.steps {
@@ -55,6 +59,7 @@ impl Detector for Compare {
             let group = Group::of(view, &steps);
             self.note(&group);
             let is_lasting = self.straggler.judge(view, &group, troubles, signs);
+            self.late.judge(view, &group, signs);
             self.stages.judge(view, &group, signs);
             self.lengths.judge(view, &group, is_lasting, signs);
         }
@@ -62,6 +67,7 @@ impl Detector for Compare {
 
     fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
         self.straggler.ratios(out);
+        self.late.ratios(out);
         for (key, is_compared) in &self.compared {
             out.entry(key.clone()).or_default().compared = Some(*is_compared);
         }

@@ -13,6 +13,7 @@ crate::labels! {
     #[serde(rename_all = "snake_case")]
     #[allow(missing_docs, reason = "each has a file of its own that explains it")]
     pub enum FindingKind {
+        Oom = "oom",
         LowHeadroom = "low_headroom",
         AllocatorThrash = "allocator_thrash",
         CommStarvation = "comm_starvation",
@@ -22,6 +23,9 @@ crate::labels! {
         UnevenWork = "uneven_work",
         MemoryGrowth = "memory_growth",
         IdleGpu = "idle_gpu",
+        GpuThrottled = "gpu_throttled",
+        PcieDegraded = "pcie_degraded",
+        GpuUnhealthy = "gpu_unhealthy",
         GpuLost = "gpu_lost",
         Xid = "xid",
     }

@@ -7,10 +7,13 @@ use super::steps::{Phase, Step};
 use super::view::{RankNow, View, running};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::gpu::{Device, GpuState, Medium};
+use crate::jobs::FailedAllocation;
 use crate::phases::Flush;
+use crate::phases::RankKey;
 use crate::phases::hand::{self, key};
 use crate::ring;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub(super) const GIB: u64 = 1 << 30;
 
@@ -20,6 +23,7 @@ pub(super) struct Hand {
     pub settings: Settings,
     pub gpus: Vec<GpuState>,
     pub ranks: Vec<RankNow>,
+    pub ooms: Vec<(RankKey, Arc<FailedAllocation>)>,
     pub steps: Vec<Step>,
     pub flushes: Vec<(usize, Flush)>,
     pub since_ns: Vec<i64>,
@@ -37,8 +41,8 @@ impl Hand {
         let state = |gpu| GpuState::new(device(gpu), 600 * SECOND_NS, 100 * MILLISECOND_NS);
         let gpus = (0..gpus).map(state).collect();
         let (ranks, steps, flushes, troubles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (settings, since_ns) = (Settings::default(), Vec::new());
-        Self { now_ns: 0, settings, gpus, ranks, steps, flushes, since_ns, troubles, rings, writers }
+        let (settings, since_ns, ooms) = (Settings::default(), Vec::new(), Vec::new());
+        Self { now_ns: 0, settings, gpus, ranks, ooms, steps, flushes, since_ns, troubles, rings, writers }
     }
 
     /// From now on a GPU uses `bytes` bytes of memory.
@@ -59,6 +63,7 @@ impl Hand {
             gpus: vec![gpu],
             step: None,
             retries: None,
+            ooms: None,
             mesh: None,
             world_size: None,
             since_ns: 0,
@@ -116,6 +121,7 @@ impl Hand {
             rings: &self.rings,
             steps: &self.steps,
             ranks: &self.ranks,
+            ooms: &self.ooms,
             flushes: &self.flushes,
             since_ns: &self.since_ns,
         })

@@ -16,13 +16,18 @@ mod detector;
 pub mod evaluate;
 mod finding;
 mod gpu_lost;
+mod gpu_throttled;
+mod gpu_unhealthy;
 #[cfg(test)]
 mod hand;
 mod idle_gpu;
 mod input_stall;
 mod lasting;
+mod late;
 mod low_headroom;
 mod memory_growth;
+mod oom;
+mod pcie_degraded;
 mod peers;
 #[cfg(test)]
 mod pipelines;
@@ -46,14 +51,14 @@ pub use settings::Settings;
 pub use tally::Counted;
 
 use crate::clock::SECOND_NS;
-use crate::jobs::{JobId, Jobs, Rank};
+use crate::jobs::{FailedAllocation, JobId, Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
 use crate::shares;
 use detector::{Detector, Trouble};
 use scrapes::Scrapes;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use steps::Steps;
 use view::{OpenStep, RankNow, Subjects, View};
 
@@ -65,6 +70,8 @@ const MOST_TROUBLES: usize = 4096;
 const HELD_INTERVALS: i64 = 3;
 /// For how many intervals of the slowest reader a new count is exported as 0, so that each reader reads the 0 at least once.
 const SETTLE_INTERVALS: i64 = 2;
+/// Marks of failed allocations are looked at for this long.
+const OOM_NS: i64 = 60 * SECOND_NS;
 /// Ranks of which nothing ended for this long are forgotten.
 const SILENCE_NS: i64 = 300 * SECOND_NS;
 
@@ -165,7 +172,10 @@ impl Detect {
             ended
         };
         // After what has ended, so that no step is seen as both ended and open.
-        let ranks = ranks(&ledger.open());
+        let (ranks, ooms) = {
+            let jobs = ledger.open();
+            (ranks(&jobs), ooms(&jobs, now_ns))
+        };
         let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
         let flushes = state.new_flushes(join);
         let mut subjects = std::mem::take(&mut state.subjects);
@@ -177,6 +187,7 @@ impl Detect {
             rings: join.rings(),
             steps: &steps,
             ranks: &ranks,
+            ooms: &ooms,
             flushes: &flushes,
             on: &subjects.on,
             since_ns: &subjects.since_ns,
@@ -203,6 +214,7 @@ impl State {
     fn new() -> Self {
         Self {
             detectors: vec![
+                Box::new(oom::OomDetector::default()),
                 Box::new(low_headroom::LowHeadroom::default()),
                 Box::new(allocator_thrash::AllocatorThrash::default()),
                 Box::new(comm_starvation::CommStarvation::default()),
@@ -210,6 +222,9 @@ impl State {
                 Box::new(compare::Compare::default()),
                 Box::new(memory_growth::MemoryGrowth::default()),
                 Box::new(idle_gpu::IdleGpu::default()),
+                Box::new(gpu_throttled::GpuThrottled::default()),
+                Box::new(pcie_degraded::PcieDegraded::default()),
+                Box::new(gpu_unhealthy::GpuUnhealthy::default()),
                 Box::new(gpu_lost::GpuLost::default()),
                 Box::new(xid::XidDetector::default()),
             ],
@@ -258,6 +273,15 @@ impl State {
     }
 }
 
+/// The last failed allocation of each rank that marked one lately.
+fn ooms(jobs: &Jobs, now_ns: i64) -> Vec<(RankKey, Arc<FailedAllocation>)> {
+    let is_late = |oom: &&Arc<FailedAllocation>| now_ns - oom.at_ns < OOM_NS;
+    let of = |(job, number, rank): (&JobId, u32, &Rank)| {
+        Some(((job.clone(), number), Arc::clone(rank.oom.as_ref().filter(is_late)?)))
+    };
+    jobs.ranks().filter_map(of).collect()
+}
+
 /// Every rank that has not ended, as it is now, in the order of their keys.
 fn ranks(jobs: &Jobs) -> Vec<RankNow> {
     let now = |(job, number, rank): (&JobId, u32, &Rank)| RankNow {
@@ -270,6 +294,7 @@ fn ranks(jobs: &Jobs) -> Vec<RankNow> {
             retries: open.memory.and_then(|memory| memory.alloc_retries),
         }),
         retries: rank.memory.alloc_retries,
+        ooms: rank.memory.ooms,
         mesh: rank.mesh.clone(),
         world_size: rank.world_size,
         since_ns: rank.since_ns,

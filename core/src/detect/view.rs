@@ -7,6 +7,7 @@ use super::finding::{Evidence, HumanBytes, Subject, number};
 use super::settings::Settings;
 use super::steps::Step;
 use crate::gpu::GpuState;
+use crate::jobs::FailedAllocation;
 use crate::mesh::Mesh;
 use crate::phases::{Flush, RankKey};
 use crate::ring;
@@ -23,8 +24,9 @@ pub(super) struct RankNow {
     pub gpus: Vec<usize>,
     /// The step that it is in.
     pub step: Option<OpenStep>,
-    /// Retries of its allocator so far.
+    /// Retries of its allocator so far, and allocations that failed.
     pub retries: Option<u64>,
+    pub ooms: Option<u64>,
     /// Where it stands in its job, and how many ranks that has.
     pub mesh: Option<Arc<Mesh>>,
     pub world_size: Option<u32>,
@@ -66,6 +68,8 @@ pub(super) struct View<'a> {
     /// Steps that ended since the last view.
     pub steps: &'a [Step],
     pub ranks: &'a [RankNow],
+    /// The last failed allocation that each rank has marked in the last minute, also of ranks that have ended since.
+    pub ooms: &'a [(RankKey, Arc<FailedAllocation>)],
     /// Falls and regrowths since the last view, each with the position of its GPU.
     pub flushes: &'a [(usize, Flush)],
     /// By GPU, the positions of the ranks that run on it, and when the last other rank left it ([`Subjects`]).

@@ -2,8 +2,8 @@
 
 use super::changes::Became;
 use super::energy::Energy;
-use super::series::{Series, UsagePoint};
-use super::{Device, Medium, Pcie, Process, Rare, Slow};
+use super::series::{IDLE_PERIOD_NS, Series, UsagePoint};
+use super::{Device, Medium, Pcie, Process, Rare, Slow, THROTTLE_REASONS};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -71,6 +71,8 @@ pub struct GpuState {
     processes: ArcSwapOption<Latest<Vec<Process>>>,
     pcie: ArcSwapOption<Latest<Pcie>>,
     rare: ArcSwapOption<Latest<Rare>>,
+    /// How long each of [`THROTTLE_REASONS`] was active, nanoseconds.
+    throttled_ns: [AtomicU64; THROTTLE_REASONS.len()],
     xids: Mutex<BTreeMap<u64, Xid>>,
 }
 
@@ -115,6 +117,7 @@ impl GpuState {
             processes: ArcSwapOption::empty(),
             pcie: ArcSwapOption::empty(),
             rare: ArcSwapOption::empty(),
+            throttled_ns: Default::default(),
             xids: Mutex::default(),
         }
     }
@@ -338,7 +341,32 @@ impl GpuState {
     pub fn set_medium(&self, at_ns: i64, reading: Medium) {
         let Medium { power_watts, utilization_ratio, throttle_reasons, .. } = reading;
         self.series.push(UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons });
+        if let (Some(reasons), Some(before)) = (throttle_reasons, self.medium()) {
+            self.add_throttled(reasons, at_ns - before.at_ns);
+        }
         self.medium.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
+    }
+
+    /// Adds the time since the last reading to the reasons that are active now. After a pause in the readings, only the longest
+    /// period of readings counts.
+    fn add_throttled(&self, reasons: u64, elapsed_ns: i64) {
+        let elapsed_ns = elapsed_ns.clamp(0, IDLE_PERIOD_NS).unsigned_abs();
+        for ((bit, _), total) in THROTTLE_REASONS.iter().zip(&self.throttled_ns) {
+            if reasons & bit != 0 {
+                total.fetch_add(elapsed_ns, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// How long each of [`THROTTLE_REASONS`] was active, nanoseconds, in their order.
+    #[must_use]
+    pub fn throttled_ns(&self) -> [u64; THROTTLE_REASONS.len()] {
+        std::array::from_fn(|at| self.throttled_ns.get(at).map_or(0, |total| total.load(Ordering::Relaxed)))
+    }
+
+    /// Goes on with what another state of the same GPU has counted.
+    pub fn set_throttled_ns(&self, counted: [u64; THROTTLE_REASONS.len()]) {
+        self.throttled_ns.iter().zip(counted).for_each(|(total, counted)| total.store(counted, Ordering::Relaxed));
     }
 
     /// Keeps the slow lane's reading.

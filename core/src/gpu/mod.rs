@@ -15,5 +15,5 @@ pub use changes::{Became, ChangeLog, GpuChange, MOST_TROUBLE, most_bytes as most
 pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
-pub use readings::{Medium, Pcie, Process, Rare, Slow, THROTTLE_REASONS};
+pub use readings::{Activity, Medium, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow, THROTTLE_REASONS};
 pub use series::{IDLE_PERIOD_NS, MOST_POINTS, Series, Usage, UsagePoint};

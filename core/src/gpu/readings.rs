@@ -17,6 +17,32 @@ pub struct Medium {
     pub memory_clock_hertz: Option<f64>,
     /// Bits of [`THROTTLE_REASONS`].
     pub throttle_reasons: Option<u64>,
+    /// What its multiprocessors did over the last 200 ms and more.
+    pub activity: Activity,
+}
+
+/// What the multiprocessors and the memory of a GPU did over a stretch of time, as shares of that time, 0 to 1. The names are
+/// DCGM's.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Activity {
+    /// Share of the multiprocessors, over time, with at least one warp.
+    pub sm_active_ratio: Option<f64>,
+    /// Warps on the multiprocessors, as a share of the most that they can hold.
+    pub sm_occupancy_ratio: Option<f64>,
+    /// Share of the cycles in which any tensor core worked.
+    pub tensor_active_ratio: Option<f64>,
+    /// Share of the memory's bandwidth that was used.
+    pub dram_active_ratio: Option<f64>,
+}
+
+impl Activity {
+    /// That of a GPU on which no kernel ran.
+    pub const NONE: Self = Self {
+        sm_active_ratio: Some(0.0),
+        sm_occupancy_ratio: Some(0.0),
+        tensor_active_ratio: Some(0.0),
+        dram_active_ratio: Some(0.0),
+    };
 }
 
 /// Clock event reasons that slow a GPU down: their bits in NVML's mask, and NVML's names. Idle and application
@@ -30,6 +56,10 @@ pub const THROTTLE_REASONS: &[(u64, &str)] = &[
     (0x80, "hw_power_brake_slowdown"),
 ];
 
+/// The reasons of [`THROTTLE_REASONS`] for which the clocks are lower than the GPU's own power limit allows: heat, the board or
+/// its power supply, or another GPU. At the power limit, `sw_power_cap`, a GPU works as intended.
+pub const SLOWDOWN_MASK: u64 = 0xF8;
+
 /// The slow lane's readings of one GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Slow {
@@ -41,6 +71,12 @@ pub struct Slow {
     pub remapped_rows_corrected: Option<u64>,
     /// Rows remapped because of uncorrected errors.
     pub remapped_rows_uncorrected: Option<u64>,
+    /// Whether rows wait to be remapped, which a reset of the GPU does.
+    pub row_remap_pending: Option<bool>,
+    /// Whether a row could not be remapped.
+    pub row_remap_failed: Option<bool>,
+    /// What the driver asks for to recover the GPU, as NVML's number: 0 is nothing.
+    pub recovery_action: Option<u64>,
 }
 
 /// What one GPU has moved over PCIe: since the driver was loaded by its own counter, or since the source was opened as a
@@ -72,6 +108,49 @@ pub struct Rare {
     pub slowdown_celsius: Option<f64>,
     /// Core temperature at which the GPU shuts down, degrees Celsius.
     pub shutdown_celsius: Option<f64>,
+    /// The PCIe link. An idle GPU may lower its generation to save power.
+    pub pcie_link: Option<PcieLink>,
+}
+
+/// A PCIe link as it is, and the best that the GPU and the board can do together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PcieLink {
+    /// PCIe generation.
+    pub generation: u32,
+    /// Number of lanes.
+    pub width: u32,
+    /// Highest PCIe generation.
+    pub max_generation: u32,
+    /// Highest number of lanes.
+    pub max_width: u32,
+}
+
+impl PcieLink {
+    /// The most that it can move in one direction, bytes per second, and the most at its best; `None` where the generation is
+    /// not known. The encoding of each generation is taken into account.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> Option<(f64, f64)> {
+        // Bytes per second and lane, from the transfers and the encoding of PCI Express Base Specification 6.0.
+        let lane = |generation: u32| {
+            Some(match generation {
+                1 => 2.5e9 * 0.8 / 8.0,
+                2 => 5e9 * 0.8 / 8.0,
+                3 => 8e9 * 128.0 / 130.0 / 8.0,
+                4 => 16e9 * 128.0 / 130.0 / 8.0,
+                5 => 32e9 * 128.0 / 130.0 / 8.0,
+                6 => 64e9 * 242.0 / 256.0 / 8.0,
+                _ => return None,
+            })
+        };
+        let of = |generation, width: u32| Some(lane(generation)? * f64::from(width));
+        Some((of(self.generation, self.width)?, of(self.max_generation, self.max_width)?))
+    }
+
+    /// Whether it is slower or narrower than it could be.
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        self.generation < self.max_generation || self.width < self.max_width
+    }
 }
 
 /// One process on one GPU.

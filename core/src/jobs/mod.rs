@@ -11,6 +11,7 @@ mod gpus;
 mod id;
 mod job;
 mod limits;
+mod oom;
 mod place;
 mod profile;
 mod rank;
@@ -24,6 +25,7 @@ pub use gpus::{Gpus, UnknownGpu};
 pub use id::JobId;
 pub use job::Job;
 pub use limits::Limits;
+pub use oom::FailedAllocation;
 pub use place::{Container, Place, Search};
 pub use profile::{Cursor, Profile, Record, Tallied, Tally, Top, Totals};
 pub use rank::{Open, Rank, SeriesPlace};
@@ -66,7 +68,7 @@ type Of = (Option<Arc<[usize]>>, Option<u32>);
 
 /// Upper bounds of the memory of a rank (with its place) and of an open step, phase or layer, without their texts, with allocator
 /// overhead.
-const RANK_BYTES: usize = 3 << 10;
+const RANK_BYTES: usize = (3 << 10) + 512;
 const OPEN_BYTES: usize = 512;
 /// Bytes of the statistics of a phase of one rank: most are peaks of the last minute.
 const SERIES_BYTES: usize = 5 << 10;

@@ -2,6 +2,7 @@
 
 use super::account::{Account, Reservation};
 use super::event::{Attributes, Event, joined};
+use super::oom::{FailedAllocation, is_failed_allocation};
 use super::place::Search;
 use super::profile::{Profile, Profiles};
 use super::refusal::Refusal;
@@ -66,6 +67,8 @@ pub struct Rank {
     memory_ns: i64,
     /// What is open, in the order of its begin.
     pub open: Vec<Open>,
+    /// The last failed allocation that it marked. It stays after its end.
+    pub oom: Option<Arc<FailedAllocation>>,
     /// When its first event arrived, or the first after it had ended.
     pub since_ns: i64,
     /// When it ended. Then nothing of it is open, and it has no GPUs. Its next event reopens it.
@@ -131,6 +134,7 @@ impl Rank {
             memory: Memory::default(),
             memory_ns: i64::MIN,
             open: Vec::new(),
+            oom: None,
             since_ns: now_ns,
             exited_ns: None,
             speakers: Speakers::default(),
@@ -271,6 +275,9 @@ impl Rank {
         if makes_holder(event) {
             self.holder = event.speaker().zip(event.pid);
         }
+        if is_failed_allocation(event) {
+            self.oom = Some(Arc::new(self.failed_allocation(event)));
+        }
         self.last_event_ns = self.last_event_ns.max(event.at_ns);
         // A late event does not replace newer values: counters would fall.
         if let Some(step) = event.step.filter(|_| event.at_ns >= self.step_ns) {
@@ -282,6 +289,19 @@ impl Rank {
             self.memory_ns = self.memory_ns.max(event.at_ns);
         }
         closed
+    }
+
+    /// What a mark of a failed allocation says, and where the rank was.
+    fn failed_allocation(&self, mark: &Event) -> FailedAllocation {
+        let phase = self.open.iter().rev().find(|open| open.kind == Kind::Phase);
+        FailedAllocation {
+            count: self.oom.as_ref().map_or(0, |before| before.count) + 1,
+            step: self.step_of(mark),
+            phase: phase.map(|open| Arc::clone(&open.name)),
+            gpus: mark.gpus.as_deref().or(self.gpus.as_deref()).unwrap_or_default().into(),
+            pid: mark.pid.or(self.pid),
+            ..FailedAllocation::of(mark, self.memory)
+        }
     }
 
     /// Takes the rank's GPUs and its place from an event.

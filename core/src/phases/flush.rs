@@ -1,18 +1,25 @@
 //! The mark that an allocator leaves when it flushes its cache: memory falls, and grows again at once.
 //!
 //! A framework's allocator that cannot get memory frees every cached block and tries again, so `used` falls by
-//! hundreds of MiB or more and regrows within tens of milliseconds. One fall counts once, when half of it has come
-//! back. Seen from outside this is a sign, not a proof: a checkpoint that frees and refills looks alike.
+//! hundreds of MiB or more and regrows within tens of milliseconds. One fall counts once, when enough has come back: half of it,
+//! or, on a nearly full GPU, as much as had been free. For the allocator got what it had asked for, and that
+//! was more than was free; of ten flushes on an H200 only three had regrown by half within 100 ms. A program that frees memory
+//! to keep it free takes none of it back. Seen from outside this is a sign, not a proof: a checkpoint that frees and refills
+//! looks alike.
 
 use crate::clock::MILLISECOND_NS;
 
 /// The smallest fall, bytes.
 const MIN_DROP_BYTES: u64 = 256 << 20;
-/// The smallest fall as a part of the usable memory: one in this many.
+/// A GPU is nearly full if less than one in this many bytes of the usable memory is free.
+const NEARLY_FULL_PART: u64 = 32;
+/// The least that must come back on a nearly full GPU, bytes: the smallest segment that PyTorch's allocator takes.
+const MIN_REGROWN_BYTES: u64 = 2 << 20;
+/// The smallest fall as a part of the usable memory, unless the GPU is nearly full: one in this many.
 const MIN_DROP_PART: u64 = 100;
 /// A fall must reach its minimum size within this time after the high, nanoseconds: a flush frees as fast as the driver can.
 const FALL_NS: i64 = 500 * MILLISECOND_NS;
-/// Half of the fall must have come back this soon after the low, nanoseconds: on an H200 an allocator that flushed had
+/// Enough of the fall must have come back this soon after the low, nanoseconds: on an H200 an allocator that flushed had
 /// it back within 23 ms, and all within 90. What frees between two steps takes longer.
 const REGROW_NS: i64 = 100 * MILLISECOND_NS;
 
@@ -21,8 +28,10 @@ const REGROW_NS: i64 = 100 * MILLISECOND_NS;
 pub struct Flush {
     /// When memory was at its low, nanoseconds of the timeline. If a gap hides the low, the begin of the gap.
     pub trough_ns: i64,
-    /// When half of the fall had come back.
+    /// When enough of the fall had come back.
     pub regrown_ns: i64,
+    /// How much had come back then, bytes.
+    pub regrown_bytes: u64,
     /// In use when it began to fall, bytes.
     pub high_bytes: u64,
     /// How far it fell, bytes.
@@ -75,10 +84,12 @@ impl FlushDetector {
             Some((_, low_bytes)) if used_bytes < low_bytes => self.low = Some((fell_ns, used_bytes)),
             Some((low_ns, _)) if at_ns - low_ns > REGROW_NS => self.restart(at_ns, used_bytes),
             Some((low_ns, low_bytes)) => {
-                let drop_bytes = high_bytes - low_bytes;
-                if (used_bytes - low_bytes) * 2 >= drop_bytes {
+                let (drop_bytes, regrown_bytes) = (high_bytes - low_bytes, used_bytes - low_bytes);
+                let short = free_if_short(high_bytes, drop_bytes, usable_bytes);
+                let enough_bytes = short.map_or(drop_bytes.div_ceil(2), |free| free.max(MIN_REGROWN_BYTES));
+                if regrown_bytes >= enough_bytes.min(drop_bytes.div_ceil(2)) {
                     self.restart(at_ns, used_bytes);
-                    return Some(Flush { trough_ns: low_ns, regrown_ns: at_ns, high_bytes, drop_bytes });
+                    return Some(Flush { trough_ns: low_ns, regrown_ns: at_ns, regrown_bytes, high_bytes, drop_bytes });
                 }
             }
         }
@@ -86,8 +97,10 @@ impl FlushDetector {
     }
 
     fn start_fall(&mut self, fell_ns: i64, used_bytes: u64, high_bytes: u64, usable_bytes: Option<u64>) {
-        let least = MIN_DROP_BYTES.max(usable_bytes.unwrap_or(0) / MIN_DROP_PART);
-        if high_bytes - used_bytes >= least {
+        let drop_bytes = high_bytes - used_bytes;
+        let is_short = free_if_short(high_bytes, drop_bytes, usable_bytes).is_some();
+        let part = if is_short { 0 } else { usable_bytes.unwrap_or(0) / MIN_DROP_PART };
+        if drop_bytes >= MIN_DROP_BYTES.max(part) {
             self.low = Some((fell_ns, used_bytes));
         }
     }
@@ -98,11 +111,29 @@ impl FlushDetector {
     }
 }
 
+/// What was free before a fall, bytes, if the GPU was nearly full, and the fall freed more.
+fn free_if_short(high_bytes: u64, drop_bytes: u64, usable_bytes: Option<u64>) -> Option<u64> {
+    let free_bytes = usable_bytes?.saturating_sub(high_bytes);
+    (free_bytes < drop_bytes.min(usable_bytes? / NEARLY_FULL_PART)).then_some(free_bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn on_a_full_gpu_as_much_must_come_back_as_was_free() {
+        // Of 140 GiB half a GiB was free.
+        assert_eq!(falls(&[(0, 139.5), (1000, 130.0), (1040, 130.4)]), [0.0; 0], "the allocator asked for more");
+        assert_eq!(falls(&[(0, 139.5), (1000, 130.0), (1040, 130.6)]), [9.5]);
+        assert_eq!(falls(&[(0, 139.5), (1000, 130.0), (1101, 130.6)]), [0.0; 0], "too late");
+        assert_eq!(falls(&[(0, 139.5), (1000, 60.0), (5000, 139.0)]), [0.0; 0], "freed to stay free");
+        assert_eq!(falls(&[(0, 139.8), (1000, 139.2), (1010, 139.5)]).len(), 1, "less than a hundredth of its memory");
+        assert_eq!(falls(&[(0, 137.0), (1000, 134.5), (1010, 135.0)]), [0.0; 0], "three were free");
+        assert_eq!(falls(&[(0, 135.0), (1000, 100.0), (1010, 110.0)]), [0.0; 0], "it was not nearly full");
+    }
 
     /// Runs a curve of (milliseconds, GiB; a negative value is a gap) and returns the falls, GiB.
     fn falls(curve: &[(i64, f64)]) -> Vec<f64> {
@@ -188,7 +219,8 @@ mod tests {
             None,
             &[(0, 3 * GIB), (50, 5 * GIB), (60, 4 * GIB), (70, 2 * GIB), (90, 3 * GIB), (95, 7 * GIB / 2)],
         );
-        let expected = Flush { trough_ns: 70, regrown_ns: 95, high_bytes: 5 * GIB, drop_bytes: 3 * GIB };
+        let regrown_bytes = 3 * GIB / 2;
+        let expected = Flush { trough_ns: 70, regrown_ns: 95, regrown_bytes, high_bytes: 5 * GIB, drop_bytes: 3 * GIB };
         assert_eq!(found, [expected], "half of three");
     }
 

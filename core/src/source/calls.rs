@@ -26,6 +26,8 @@ crate::labels! {
         NvlinkCounters = "nvlink_counters",
         EccErrors = "ecc_errors",
         RemappedRows = "remapped_rows",
+        RecoveryAction = "recovery_action",
+        PcieLink = "pcie_link",
         Processes = "processes",
         Reacquire = "reacquire",
         Devices = "devices",

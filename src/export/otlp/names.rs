@@ -73,6 +73,10 @@ names! {
     GPU_MEMORY_FLUSHES => "highwater.gpu.memory.flushes" "{flush}" CountInt;
     GPU_UTILIZATION => "hw.gpu.utilization" "1" Gauge;
     GPU_MEMORY_BUSY => "highwater.gpu.memory.busy" "1" Gauge;
+    GPU_SM_ACTIVE => "highwater.gpu.sm.active" "1" Gauge;
+    GPU_SM_OCCUPANCY => "highwater.gpu.sm.occupancy" "1" Gauge;
+    GPU_TENSOR_ACTIVE => "highwater.gpu.tensor.active" "1" Gauge;
+    GPU_DRAM_ACTIVE => "highwater.gpu.dram.active" "1" Gauge;
     GPU_POWER => "hw.power" "W" Gauge ["hw.type" = "gpu"];
     GPU_POWER_LIMIT => "highwater.gpu.power.limit" "W" Gauge;
     GPU_ENERGY => "hw.energy" "J" ForeignCount ["hw.type" = "gpu"];
@@ -81,6 +85,11 @@ names! {
     GPU_SM_CLOCK => "highwater.gpu.clock.frequency" "Hz" Gauge ["highwater.clock" = "sm"];
     GPU_MEMORY_CLOCK => "highwater.gpu.clock.frequency" "Hz" Gauge ["highwater.clock" = "memory"];
     GPU_CLOCKS_EVENT => "highwater.gpu.clocks.event.active" "1" GaugeInt;
+    GPU_CLOCKS_EVENT_SECONDS => "highwater.gpu.clocks.event.time" "s" Count;
+    GPU_PCIE_LINK_GENERATION => "highwater.gpu.pcie.link.generation" "1" GaugeInt;
+    GPU_PCIE_LINK_GENERATION_MAX => "highwater.gpu.pcie.link.generation.max" "1" GaugeInt;
+    GPU_PCIE_LINK_WIDTH => "highwater.gpu.pcie.link.width" "{lane}" GaugeInt;
+    GPU_PCIE_LINK_WIDTH_MAX => "highwater.gpu.pcie.link.width.max" "{lane}" GaugeInt;
     GPU_PCIE_RECEIVED => "hw.gpu.io" "By" ForeignCountInt ["network.io.direction" = "receive"];
     GPU_PCIE_TRANSMITTED => "hw.gpu.io" "By" ForeignCountInt ["network.io.direction" = "transmit"];
     GPU_NVLINK_RECEIVED => "highwater.gpu.nvlink.io" "By" ForeignCountInt ["network.io.direction" = "receive"];
@@ -88,6 +97,9 @@ names! {
     GPU_BAR1_USED => "highwater.gpu.bar1.usage" "By" UpDown;
     GPU_ECC_ERRORS => "hw.errors" "{error}" ForeignCountInt ["hw.type" = "gpu"];
     GPU_REMAPPED_ROWS => "highwater.gpu.remapped_rows" "{row}" ForeignCountInt;
+    GPU_ROW_REMAP_PENDING => "highwater.gpu.row_remap.pending" "1" GaugeInt;
+    GPU_ROW_REMAP_FAILED => "highwater.gpu.row_remap.failed" "1" GaugeInt;
+    GPU_RECOVERY_ACTION => "highwater.gpu.recovery_action" "1" GaugeInt;
     GPU_XID_ERRORS => "highwater.gpu.xid.errors" "{error}" CountInt;
     GPU_XID_LAST => "highwater.gpu.xid.last_time" "s" Gauge;
     PROCESS_MEMORY_USED => "highwater.process.gpu.memory.usage" "By" UpDown;

@@ -153,9 +153,22 @@ impl<'a> Builder<'a> {
                 gpu.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile)
             }),
             self.raw("remapped rows", "nvmlDeviceGetRemappedRows", Slow, No, move || {
-                nvml.raw
-                    .remapped_rows(handle)
-                    .map(|(corrected, uncorrected)| u64::from(corrected) + u64::from(uncorrected))
+                nvml.raw.remapped_rows(handle).map(|rows| u64::from(rows.corrected) + u64::from(rows.uncorrected))
+            }),
+            self.raw("recovery action", "nvmlDeviceGetFieldValues(230)", Slow, No, move || {
+                nvml.raw.recovery_action(handle)
+            }),
+            self.wrapped("PCIe link generation", "nvmlDeviceGetCurrPcieLinkGeneration", Slow, No, |gpu| {
+                gpu.current_pcie_link_gen().map(u64::from)
+            }),
+            self.wrapped("PCIe link width", "nvmlDeviceGetCurrPcieLinkWidth", Slow, No, |gpu| {
+                gpu.current_pcie_link_width().map(u64::from)
+            }),
+            self.wrapped("PCIe link generation, best", "nvmlDeviceGetMaxPcieLinkGeneration", Slow, No, |gpu| {
+                gpu.max_pcie_link_gen().map(u64::from)
+            }),
+            self.wrapped("PCIe link width, best", "nvmlDeviceGetMaxPcieLinkWidth", Slow, No, |gpu| {
+                gpu.max_pcie_link_width().map(u64::from)
             }),
             self.raw("compute processes", "nvmlDeviceGetComputeRunningProcesses_v3", Slow, No, move || {
                 nvml.raw.processes(ProcessKind::Compute, handle).map(|processes| processes.len() as u64)

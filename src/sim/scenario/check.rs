@@ -2,6 +2,7 @@
 
 use super::fleet::Fleet;
 use super::{BACKWARD, FORWARD, Job, Nanoseconds, Phase, Pipeline, Scenario, ScenarioFault, Schedule, Shape};
+use highwater_core::gpu::THROTTLE_REASONS;
 use std::collections::BTreeSet;
 
 /// The longest duration: sums of a few of these stay far from the end of 64-bit time.
@@ -267,6 +268,21 @@ fn check_befalling(scenario: &Scenario, fleet: &Fleet, found: &mut Faults) {
         let at = format!("lost[{index}]");
         is_there(&lost.gpu, &at, found);
         check_window(("at", lost.at), lost.every, ("for", lost.lasting), &at, found);
+    }
+    for (index, degraded) in scenario.degraded.iter().enumerate() {
+        let at = format!("degraded[{index}]");
+        is_there(&degraded.gpu, &at, found);
+        check_window(("at", degraded.at), degraded.every, ("for", degraded.lasting), &at, found);
+        let names = || THROTTLE_REASONS.iter().map(|(_, name)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let is_known = degraded.throttle.is_none() || degraded.throttle_bit().is_some();
+        found.require(is_known, format!("{at}.throttle"), format!("must be one of {}", names()));
+        let is_share = degraded.clock > 0.0 && degraded.clock <= 1.0;
+        found.require(is_share, format!("{at}.clock"), "must be above 0 and at most 1");
+        let of_link = [("pcie_generation", degraded.pcie_generation, 5), ("pcie_width", degraded.pcie_width, 16)];
+        for (key, value, best) in of_link {
+            let is_possible = value.is_none_or(|value| (1..=best).contains(&value));
+            found.require(is_possible, format!("{at}.{key}"), format!("must be from 1 to {best}"));
+        }
     }
     for (index, xid) in scenario.xids.iter().enumerate() {
         let at = format!("xids[{index}]");

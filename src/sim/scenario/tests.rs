@@ -27,7 +27,7 @@ fn an_error_names_key_file_and_line() {
         (
             "seed = 1\nsede = 2\n",
             "s.toml:2: sede: unknown field `sede`, expected one of \
-             `seed`, `gpus`, `jobs`, `spikes`, `lost`, `xids`",
+             `seed`, `gpus`, `jobs`, `spikes`, `lost`, `degraded`, `xids`",
         ),
         (job, "s.toml:1: jobs[0]: missing field `phases`"),
         (

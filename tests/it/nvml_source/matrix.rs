@@ -26,7 +26,7 @@ const NEVER_IN_LANES: [u32; 6] = [2, 3, 4, 13, 25, 26];
 /// Calls of the fast lane.
 const FAST: [&str; 2] = ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"];
 /// Calls of the slower lanes.
-const SLOWER: [&str; 17] = [
+const SLOWER: [&str; 21] = [
     "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetEnforcedPowerLimit",
@@ -42,6 +42,10 @@ const SLOWER: [&str; 17] = [
     "nvmlDeviceGetTotalEccErrors",
     "nvmlDeviceGetMemoryErrorCounter",
     "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetCurrPcieLinkGeneration",
+    "nvmlDeviceGetCurrPcieLinkWidth",
+    "nvmlDeviceGetMaxPcieLinkGeneration",
+    "nvmlDeviceGetMaxPcieLinkWidth",
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 ];
@@ -93,6 +97,10 @@ fn readings(source: &impl Source, gpu: usize) -> Vec<(&'static str, Option<Strin
         ("uncorrected", text(slow.ecc_uncorrected)),
         ("rows corrected", text(slow.remapped_rows_corrected)),
         ("rows uncorrected", text(slow.remapped_rows_uncorrected)),
+        ("rows pending", text(slow.row_remap_pending)),
+        ("rows failed", text(slow.row_remap_failed)),
+        ("recovery action", text(slow.recovery_action)),
+        ("PCIe link", text(rare.pcie_link)),
         ("total", text(rare.memory_total_bytes)),
         ("reserved", text(rare.memory_reserved_bytes)),
         ("BAR1", text(rare.bar1_used_bytes)),
@@ -166,7 +174,7 @@ fn a_code_costs_its_own_gpu_the_readings_of_its_call_and_the_others_nothing() {
             tried += 1;
         }
     }
-    assert_eq!(tried, 19 * 32);
+    assert_eq!(tried, 23 * 32);
 }
 
 #[test]

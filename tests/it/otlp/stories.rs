@@ -126,8 +126,8 @@ async fn a_step_arrives_as_a_trace_with_its_memory_and_its_gpu() {
             assert!(of("highwater.allocator.retries.added").contains("IntValue(190)"));
             assert_eq!(
                 step.events.iter().map(|event| event.name.as_str()).collect::<Vec<_>>(),
-                ["oom", "allocator_thrash"],
-                "its allocator retried"
+                ["oom", "oom", "allocator_thrash"],
+                "its mark, and two findings: its allocator retried"
             );
             let durations = received.metrics_of("highwater.job.step.duration").next().expect("durations");
             let Some(Data::ExponentialHistogram(histogram)) = &durations.data else { panic!("{durations:?}") };

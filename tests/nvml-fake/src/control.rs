@@ -73,6 +73,13 @@ pub struct Gpu {
     pub nvlink: Vec<Link>,
     pub ecc_corrected: u64,
     pub ecc_uncorrected: u64,
+    /// Generation and lanes of the PCIe link, and the best of both.
+    pub pcie_link: [u32; 2],
+    pub pcie_best: [u32; 2],
+    pub rows_pending: bool,
+    pub rows_failed: bool,
+    /// Field 230.
+    pub recovery_action: u64,
     pub rows_corrected: u32,
     pub rows_uncorrected: u32,
     pub processes: Vec<Process>,
@@ -99,6 +106,11 @@ pub struct Gpm {
     /// At the time of the later sample, as for all of them.
     pub pcie_tx_mib_per_second: Option<Curve>,
     pub pcie_rx_mib_per_second: Option<Curve>,
+    /// Percents.
+    pub sm: Option<Curve>,
+    pub occupancy: Option<Curve>,
+    pub tensor: Option<Curve>,
+    pub dram: Option<Curve>,
 }
 
 /// One NVLink.
@@ -248,6 +260,11 @@ impl Default for Gpu {
             nvlink: Vec::new(),
             ecc_corrected: 0,
             ecc_uncorrected: 0,
+            pcie_link: [5, 16],
+            pcie_best: [5, 16],
+            rows_pending: false,
+            rows_failed: false,
+            recovery_action: 0,
             rows_corrected: 0,
             rows_uncorrected: 0,
             processes: Vec::new(),

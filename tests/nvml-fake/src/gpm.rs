@@ -111,6 +111,10 @@ fn answer(state: &State, later: Taken, metric: &mut nvmlGpmMetric_t) {
     let gpm = state.control.gpus.get(later.place.gpu).and_then(|gpu| gpu.gpm.as_ref());
     let rate = |of: fn(&Gpm) -> Option<&Curve>| Some(gpm.and_then(of)?.at(later.at_ms));
     let value = match metric.metricId {
+        2 => rate(|gpm| gpm.sm.as_ref()),
+        3 => rate(|gpm| gpm.occupancy.as_ref()),
+        5 => rate(|gpm| gpm.tensor.as_ref()),
+        10 => rate(|gpm| gpm.dram.as_ref()),
         20 => rate(|gpm| gpm.pcie_tx_mib_per_second.as_ref()),
         21 => rate(|gpm| gpm.pcie_rx_mib_per_second.as_ref()),
         _ => None,

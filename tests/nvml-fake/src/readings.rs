@@ -179,9 +179,29 @@ extern "C" fn nvmlDeviceGetRemappedRows(
         let gpu = target.whole()?;
         put(corrected, gpu.rows_corrected)?;
         put(uncorrected, gpu.rows_uncorrected)?;
-        put(pending, 0)?;
-        put(failed, 0)
+        put(pending, gpu.rows_pending.into())?;
+        put(failed, gpu.rows_failed.into())
     })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCurrPcieLinkGeneration(device: nvmlDevice_t, number: *mut u32) -> u32 {
+    on_device(Function::nvmlDeviceGetCurrPcieLinkGeneration, device, |target| put(number, target.whole()?.pcie_link[0]))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCurrPcieLinkWidth(device: nvmlDevice_t, number: *mut u32) -> u32 {
+    on_device(Function::nvmlDeviceGetCurrPcieLinkWidth, device, |target| put(number, target.whole()?.pcie_link[1]))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMaxPcieLinkGeneration(device: nvmlDevice_t, number: *mut u32) -> u32 {
+    on_device(Function::nvmlDeviceGetMaxPcieLinkGeneration, device, |target| put(number, target.whole()?.pcie_best[0]))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMaxPcieLinkWidth(device: nvmlDevice_t, number: *mut u32) -> u32 {
+    on_device(Function::nvmlDeviceGetMaxPcieLinkWidth, device, |target| put(number, target.whole()?.pcie_best[1]))
 }
 
 #[unsafe(no_mangle)]
@@ -217,6 +237,7 @@ fn answer_field(gpu: &Gpu, field: &mut nvmlFieldValue_t) {
         (None, 186) => Ok((now(&gpu.power_instant_mw), NARROW)),
         (None, 197) => Ok((now(&gpu.pcie_tx_bytes), pcie)),
         (None, 198) => Ok((now(&gpu.pcie_rx_bytes), pcie)),
+        (None, 230) => Ok((gpu.recovery_action, NARROW)),
         _ => Err(NOT_SUPPORTED),
     };
     field.nvmlReturn = answer.err().unwrap_or(0);

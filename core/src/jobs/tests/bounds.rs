@@ -21,7 +21,7 @@ fn held(account: &Arc<Account>) -> [usize; 5] {
 fn what_a_job_takes_is_on_its_owners_account_until_it_has_gone() {
     let (mut jobs, account) = user(&Limits::default());
     say(&mut jobs, &account, &begin("forward", 7));
-    assert_eq!([RANK_BYTES, OPEN_BYTES, SERIES_BYTES, JOB_BYTES, NAME_BYTES], [3_072, 512, 5_120, 512, 160]);
+    assert_eq!([RANK_BYTES, OPEN_BYTES, SERIES_BYTES, JOB_BYTES, NAME_BYTES], [3_584, 512, 5_120, 512, 160]);
     let of_phase = OPEN_BYTES + SERIES_BYTES;
     let of_job = JOB_BYTES + "j".len() + NAME_BYTES + "forward".len();
     assert_eq!(held(&account), [RANK_BYTES + of_job + of_phase, 1, 1, 1, 0]);

@@ -1,0 +1,64 @@
+//! What is known of a rank's failed allocation, from its mark `oom`.
+//!
+//! Kept beside the rank, and not among the marks, so that no other sender can push it out before the detectors look.
+
+use super::event::Event;
+use crate::wire::{EventType, Memory, Scalar};
+use std::sync::Arc;
+
+/// The name of the mark, in any case.
+const NAME: &str = "oom";
+
+/// The last failed allocation that a rank marked.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FailedAllocation {
+    /// How many of them the rank has marked, with this one.
+    pub count: u64,
+    /// When, nanoseconds of the timeline.
+    pub at_ns: i64,
+    /// In which step.
+    pub step: Option<u64>,
+    /// In which phase, the innermost.
+    pub phase: Option<Arc<str>>,
+    /// Positions of the rank's GPUs then; empty where they were not known.
+    pub gpus: Box<[usize]>,
+    /// The process.
+    pub pid: Option<u32>,
+    /// The allocator's counters.
+    pub memory: Memory,
+    /// What was asked for, bytes.
+    pub requested_bytes: Option<u64>,
+    /// What was free on the device, by the framework, bytes.
+    pub free_bytes: Option<u64>,
+}
+
+/// Whether an event is such a mark.
+pub(super) fn is_failed_allocation(event: &Event) -> bool {
+    event.event == EventType::Mark && event.layer.is_none() && event.name.eq_ignore_ascii_case(NAME)
+}
+
+impl FailedAllocation {
+    /// What a mark itself says. Counters that it does not have, as fields or as attributes, are those that were `known` before.
+    pub(super) fn of(mark: &Event, known: Memory) -> Self {
+        let number = |name: &str| {
+            let (_, value) = mark.attributes.as_deref()?.iter().find(|(key, _)| &**key == name)?;
+            bytes(value)
+        };
+        let said = mark.memory.unwrap_or_default();
+        let memory = Memory {
+            allocated: said.allocated.or_else(|| number("allocated")).or(known.allocated),
+            reserved: said.reserved.or_else(|| number("reserved")).or(known.reserved),
+            ..said
+        };
+        let (requested_bytes, free_bytes) = (number("requested"), number("device_free"));
+        Self { at_ns: mark.at_ns, pid: mark.pid, memory, requested_bytes, free_bytes, ..Self::default() }
+    }
+}
+
+/// A number of bytes that a job sent as an attribute.
+fn bytes(value: &Scalar) -> Option<u64> {
+    match value {
+        Scalar::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Whether the daemon names the rank that is late, why, and memory that ran out, on real GPUs.
+
+- late: two ranks train a model under DDP with four marks by hand (data, forward, backward, optimizer) and none of communication.
+  In blocks of 30 steps rank 1 is made late: by more work in backward or in forward, by its host, by its data. Between them are
+  healthy blocks, some with inputs of different lengths, and steps that are not judged. A late block is named if the daemon has a
+  straggler of rank 1 with that reason in it; a healthy one is silent if it has none. Once with marks that wait for the GPU and
+  once with marks as the host sees them.
+- oom: a job runs out of memory and marks it; another is gone in the middle of a step on a full GPU and says nothing; a third runs
+  out because a second process holds half of the GPU; a healthy one ends. Each must be reported so, and the last not at all.
+
+    HIGHWATER=target/release/highwater python3 tests/gpu/culprits.py --blocks 20
+
+It needs PyTorch for CUDA, two GPUs for the first part and one for the second. It changes no setting of the GPUs. It prints a
+table, and fails if a row does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benches" / "gpu"))
+sys.path.insert(0, str(ROOT / "python"))
+
+import measure  # noqa: E402
+
+STEPS = 30
+# Steps after each block that are not judged: the daemon looks at ten at a time.
+BETWEEN = 25
+# What each kind of lateness must be called in the finding's text.
+REASONS = {
+    "backward": ["computes longer", "longer in backward"],
+    "forward": ["longer in forward", "computes longer"],
+    "host": ["The host of rank 1", "longer in backward"],
+    "data": ["longer for data", "longer in data"],
+}
+NAMED = 0.95
+
+
+def blocks(count: int) -> list[str]:
+    """The blocks in the order of their turn: each kind so often, and half as many healthy ones of each of two kinds."""
+    kinds = [*REASONS] * count + ["healthy", "lengths"] * count
+    random.Random(7).shuffle(kinds)
+    return kinds
+
+
+# The job.
+
+
+def train(kinds: list[str], *, waits: bool) -> None:
+    """One rank. Rank 0 prints the begin and end of each block."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import highwater
+
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    torch.manual_seed(rank)
+    device, length, batch = torch.device("cuda", rank), 1024, 6
+    model = Model(torch, 2048, 16).to(device)
+    model = DistributedDataParallel(model, device_ids=[rank])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    extra = torch.randn(6144, 6144, device=device, dtype=torch.bfloat16)
+    pick = random.Random(rank)
+
+    def more(times: int) -> None:
+        for _ in range(times):
+            torch.mm(extra, extra)
+
+    late = {"kind": "healthy"}
+
+    def in_backward(_: Any) -> None:
+        if rank == 1 and late["kind"] == "backward":
+            more(45)
+        if rank == 1 and late["kind"] == "host":
+            time.sleep(0.06)
+
+    def finish() -> None:
+        if waits:
+            torch.cuda.synchronize()
+
+    step = 0
+
+    def one(kind: str) -> None:
+        nonlocal step
+        late["kind"] = kind
+        tokens = pick.randrange(384, length + 1, 64) if kind == "lengths" else length
+        with highwater.step(step):
+            with highwater.phase("data"):
+                if rank == 1 and kind == "data":
+                    time.sleep(0.04)
+                inputs = torch.randn(batch, tokens, 2048, device=device, dtype=torch.bfloat16)
+                finish()
+            with highwater.phase("forward"):
+                if rank == 1 and kind == "forward":
+                    more(45)
+                with torch.autocast("cuda", torch.bfloat16):
+                    output = model(inputs)
+                loss = output.float().square().mean()
+                loss.register_hook(in_backward)
+                finish()
+            with highwater.phase("backward"):
+                loss.backward()
+                finish()
+            with highwater.phase("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+                finish()
+            torch.cuda.synchronize()
+        step += 1
+
+    for _ in range(25):
+        one("healthy")
+    for kind in kinds:
+        begin_ns = time.time_ns()
+        for _ in range(STEPS):
+            one(kind)
+        end_ns = time.time_ns()
+        if rank == 0:
+            print(json.dumps({"kind": kind, "begin_ns": begin_ns, "end_ns": end_ns}), flush=True)
+        for _ in range(BETWEEN):
+            one("healthy")
+    highwater.flush(5)
+    dist.destroy_process_group()
+
+
+def Model(torch: Any, width: int, depth: int) -> Any:  # noqa: N802
+    """Blocks of a transformer."""
+    nn = torch.nn
+
+    class Block(nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.mix(self.first(x)).unflatten(-1, (3, 16, width // 16)).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).flatten(-2))
+            return x + self.down(nn.functional.gelu(self.up(self.second(x))))
+
+    return nn.Sequential(*[Block() for _ in range(depth)])
+
+
+def memory(how: str) -> None:
+    """A job of one rank that meets its end in step 20, in the way that `how` says."""
+    import torch
+
+    import highwater
+
+    device = torch.device("cuda", 0)
+    held = []
+    for step in range(25):
+        with highwater.step(step), highwater.phase("forward"):
+            torch.mm(torch.ones(512, 512, device=device), torch.ones(512, 512, device=device))
+            time.sleep(0.05)
+            if step == 20 and how in ("marked", "crowded"):
+                try:
+                    held.append(torch.empty(torch.cuda.mem_get_info()[0] - (256 << 20), dtype=torch.uint8, device=device))
+                    held.append(torch.empty(8 << 30, dtype=torch.uint8, device=device))
+                except torch.OutOfMemoryError:
+                    time.sleep(1.2)
+                    memory = {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
+                    highwater.mark("oom", requested=8 << 30, device_free=torch.cuda.mem_get_info()[0], **memory)
+                    highwater.flush(5)
+                    os._exit(1)
+            if step == 20 and how == "gone":
+                held.append(torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device=device))
+                highwater.flush(5)
+                time.sleep(1.0)
+                os._exit(1)
+    highwater.flush(5)
+
+
+def hold(gib: float) -> None:
+    """Holds memory on GPU 0 until its input ends."""
+    import torch
+
+    kept = torch.empty(int(gib * 2**30), dtype=torch.uint8, device="cuda:0")
+    print("holds", flush=True)
+    sys.stdin.read()
+    del kept
+
+
+# The judge.
+
+
+def findings(daemon: measure.Daemon) -> list[dict[str, Any]]:
+    answer: dict[str, Any] = json.loads(daemon.get("/api/v1/findings?limit=512"))
+    return list(answer["findings"])
+
+
+def start(daemon: measure.Daemon, job: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    own = {"HIGHWATER_ANNOTATIONS_SOCKET": str(daemon.socket), "HIGHWATER_JOB": job, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    command = [sys.executable, __file__, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env={**os.environ, **own, **environment}, stdin=pipe, stdout=pipe, text=True)
+
+
+def late(daemon: measure.Daemon, kinds: list[str], how: str) -> Iterator[dict[str, Any]]:
+    """Each block with what the daemon said of it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_NVLS_ENABLE": "0"}
+    ranks = [start(daemon, f"late-{how}", "--train", ",".join(kinds), how, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+    for line in ranks[0].stdout or []:
+        if not line.startswith("{"):
+            continue
+        block = json.loads(line)
+        # The detectors look at a step a tenth of a second after its end.
+        time.sleep(0.3)
+        said = [one for one in findings(daemon) if one["finding"] == "straggler" and one["severity"] != "info"]
+        block["said"] = [one for one in said if block["begin_ns"] <= one["seen_unix_nano"]]
+        yield block
+    if any(rank.wait(60) for rank in ranks):
+        raise SystemExit("a rank failed")
+
+
+def judge_late(daemon: measure.Daemon, count: int, how: str) -> list[tuple[str, str, bool]]:
+    named: dict[str, list[bool]] = {}
+    steps = []
+    for block in late(daemon, blocks(count), how):
+        kind = block["kind"]
+        texts = [(one["rank"], one["what"]) for one in block["said"]]
+        steps.append((block["end_ns"] - block["begin_ns"]) / STEPS / 1e6)
+        if kind in REASONS:
+            is_right = [rank == 1 and any(reason in what for reason in REASONS[kind]) for rank, what in texts]
+            named.setdefault(kind, []).append(bool(is_right) and all(is_right))
+        else:
+            named.setdefault(kind, []).append(not texts)
+        print(f"{how} {kind:9} {steps[-1]:6.1f} ms a step: {texts}", flush=True)
+    rows = []
+    for kind, held in sorted(named.items()):
+        what = "blocks named with their reason" if kind in REASONS else "healthy blocks without a finding"
+        least = NAMED if kind in REASONS else 1.0
+        rows.append((f"{kind}, marks that {how}: {what}", f"{sum(held)} of {len(held)}", sum(held) >= least * len(held)))
+    return rows
+
+
+def judge_memory(daemon: measure.Daemon) -> list[tuple[str, str, bool]]:
+    rows = []
+    for how, words in [
+        ("marked", ["ran out of memory in forward of step 20", "it asked for 8.0 GiB"]),
+        ("gone", ["seems to have run out of memory", "step 20"]),
+        ("crowded", ["it asked for 8.0 GiB", "held 30."]),
+        ("healthy", []),
+    ]:
+        holder = None
+        if how == "crowded":
+            holder = start(daemon, "other", "--hold", "30")
+            assert holder.stdout is not None
+            holder.stdout.readline()
+        job = start(daemon, f"memory-{how}", "--memory", how)
+        job.wait(120)
+        time.sleep(3)
+        if holder is not None:
+            holder.communicate("")
+        of_job = [one for one in findings(daemon) if one["finding"] == "oom" and one["job"] == f"memory-{how}"]
+        said = " / ".join(f"{one['what']} {one['why']} {one['advice']}" for one in of_job)
+        print(f"{how}: {said}", flush=True)
+        holds = all(word in said for word in words) and len(of_job) == bool(words)
+        rows.append((f"out of memory, {how}", f"{len(of_job)} finding(s)", holds))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=20, help="blocks of each kind")
+    parser.add_argument("--only", choices=["late", "oom"])
+    parser.add_argument("--marks", choices=["wait", "run on"], help="only marks that wait for the GPU, or that do not")
+    parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    parser.add_argument("--hold", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train:
+        train(options.train[0].split(","), waits=options.train[1] == "wait")
+        return 0
+    if options.memory:
+        memory(options.memory)
+        return 0
+    if options.hold:
+        hold(options.hold)
+        return 0
+    rows: list[tuple[str, str, bool]] = []
+    with tempfile.TemporaryDirectory() as name:
+        daemon = measure.Daemon(Path(os.environ.get("HIGHWATER", "highwater")), Path(name))
+        daemon.wait_sampling()
+        if options.only != "late":
+            rows += judge_memory(daemon)
+        if options.only != "oom":
+            for how in [options.marks] if options.marks else ["wait", "run on"]:
+                rows += judge_late(daemon, options.blocks, how)
+        daemon.stop()
+    print("\n| what | result | holds |\n|---|---|---|")
+    for what, result, holds in rows:
+        print(f"| {what} | {result} | {'yes' if holds else '**no**'} |")
+    return int(not all(holds for *_, holds in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
