@@ -8,7 +8,7 @@ use highwater_engine::recording::write::FindingRow;
 pub enum Reason {
     /// A finding was raised: its kind, the value of the label `finding`.
     Finding(&'static str),
-    /// A job marked `oom`.
+    /// A job marked `oom`, or the finding of that kind was raised.
     Oom {
         /// The job.
         job: JobId,

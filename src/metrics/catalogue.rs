@@ -64,7 +64,7 @@ metrics! {
     GPU_MEMORY_PRESSURE = Counter "highwater_gpu_memory_pressure_seconds_total" ["gpu", "uuid", "above"]
         "Time with at least this share of the usable memory in use, exact to a sample over any range. Usable is total less reserved.";
     GPU_MEMORY_FLUSHES = Counter "highwater_gpu_memory_flushes_total" ["gpu", "uuid"]
-        "Drops in memory in use, of at least 256 MiB and 1 % of the usable memory, half of which came back within 100 ms; on a nearly full GPU, of at least 256 MiB and more than was free, of which as much came back as had been free. It is the sign that a framework's allocator flushed its cache.";
+        "Drops in memory in use, of at least 256 MiB and 1 % of the usable memory, half of which came back within 100 ms; on a nearly full GPU, of at least 256 MiB and more than was free, of which as much came back as had been free, or half. It is the sign that a framework's allocator flushed its cache.";
     GPU_UTILIZATION = Gauge "highwater_gpu_utilization_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which a kernel ran. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
     GPU_MEMORY_BUSY = Gauge "highwater_gpu_memory_busy_ratio" ["gpu", "uuid"]
@@ -176,7 +176,7 @@ metrics! {
     COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["training_job", "rank", "namespace", "user"]
         "The last step's communication divided by the median of the rank's own healthy steps.";
     JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["training_job", "rank", "namespace", "user"]
-        "The last step's work divided by the median of the ranks that are like it on this node; absent where none is.";
+        "The last step's work divided by the median of the ranks that are like it on this node; absent where none is. Without marks of communication: of a rank that is late, the step divided by what it would have taken otherwise.";
     JOB_COMPARED = Gauge "highwater_job_compute_compared" ["training_job", "rank", "namespace", "user"]
         "1 if the last step could be compared with that of a rank that is like it, 0 if the marks give not enough evidence.";
     JOB_DATA_STALL = Gauge "highwater_job_data_stall_ratio" ["training_job", "rank", "namespace", "user"]

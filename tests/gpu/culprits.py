@@ -270,7 +270,8 @@ def judge_memory(daemon: measure.Daemon) -> list[tuple[str, str, bool]]:
             holder.stdout.readline()
         job = start(daemon, f"memory-{how}", "--memory", how)
         job.wait(120)
-        time.sleep(3)
+        # What is only suspected takes three seconds.
+        time.sleep(5)
         if holder is not None:
             holder.communicate("")
         of_job = [one for one in findings(daemon) if one["finding"] == "oom" and one["job"] == f"memory-{how}"]

@@ -38,6 +38,8 @@ pub(super) struct GpuThrottled {
 struct Clocks {
     /// Those of the window in which it was busy, oldest first.
     readings: VecDeque<Reading>,
+    /// How many of them have a reason.
+    slowed: usize,
     /// The mean clock while it was busy and nothing held it back, hertz.
     healthy_hertz: Option<f64>,
     /// When it began to be held back.
@@ -124,18 +126,19 @@ impl Clocks {
             let before = self.healthy_hertz.unwrap_or(hertz);
             self.healthy_hertz = Some(before + WEIGHT * (hertz - before));
         }
+        self.slowed += usize::from(reasons != 0);
         self.readings.push_back(Reading { at_ns, reasons, hertz });
     }
 
     /// Decides whether it is held back now, and since when.
     fn judge(&mut self, now_ns: i64) {
-        while self.readings.front().is_some_and(|oldest| oldest.at_ns <= now_ns - WINDOW_NS) {
+        while let Some(oldest) = self.readings.front().filter(|oldest| oldest.at_ns <= now_ns - WINDOW_NS) {
+            self.slowed -= usize::from(oldest.reasons != 0);
             self.readings.pop_front();
         }
-        let of_all = self.readings.iter().filter(|reading| reading.reasons != 0);
         let period_ns = self.period_ns();
         #[allow(clippy::cast_precision_loss, reason = "readings of five seconds")]
-        let slowed_ns = of_all.count() as f64 * period_ns as f64;
+        let slowed_ns = self.slowed as f64 * period_ns as f64;
         self.begin_ns = if slowed_ns >= SHARE * WINDOW_NS as f64 {
             let first = self.readings.iter().find(|reading| reading.reasons != 0).map(|reading| reading.at_ns);
             self.begin_ns.or(first)

@@ -128,7 +128,7 @@ impl Ailment {
             subject: view.subject_of(gpu),
             severity: self.severity,
             certainty: Certainty::Observed,
-            begin_ns,
+            begin_ns: begin_ns.max(view.subject_since_ns(gpu)),
             until_ns: view.now_ns + view.settings.hold_ns,
             step: None,
             code: Some(self.code),

@@ -7,8 +7,8 @@
 //! busy. Measured on two H200s: late by 26 of 131 ms in backward, the tensor cores were active 1.59 times as much; late by
 //! 100 of 202 ms on the host, the GPU was busy half of the time; in healthy jobs the ratios were 1.05 and 1.04.
 //!
-//! Ranks are compared only if they do the same: by their coordinates, or else if each of their phases comes once in a step, which
-//! pipelines never do. If two ranks are late at once, neither is named.
+//! Ranks are compared only if they do the same: by their coordinates, or else if each of their phases comes once in a step and
+//! `forward` and `backward` are among them, which is not so in pipelines. If two ranks are late at once, neither is named.
 
 use super::detector::Ratios;
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, seconds};
@@ -16,7 +16,7 @@ use super::lasting::Lags;
 use super::peers::{Group, Member};
 use super::settings::Settings;
 use super::steps::{Step, is_one_of};
-use super::view::{View, median, ratio};
+use super::view::{View, ratio};
 use crate::clock::SECOND_NS;
 use crate::gpu::{Medium, SLOWDOWN_MASK};
 use crate::jobs::JobId;
@@ -33,8 +33,14 @@ const BLOCK_STEPS: usize = 10;
 const BLOCK_NS: i64 = SECOND_NS;
 /// Readings of a GPU in a block that are needed at least.
 const FEWEST_READINGS: usize = 4;
-/// Blocks in a row that must agree.
+/// The most steps of a block, however short they are.
+const MOST_STEPS: usize = 1024;
+/// Blocks in a row that must agree, and where steps differ in length, as inputs do: then one rank has more work than the others
+/// in a block by chance.
 const BLOCKS: u32 = 2;
+const UNEVEN_BLOCKS: u32 = 5;
+/// Steps are even if the longest but one takes at most this many times as long as the shortest.
+const EVEN: f64 = 1.3;
 /// Tensor cores that are active at least this many times as much as the peers' show that a rank computes longer.
 const MORE_TENSOR: f64 = 1.2;
 /// A GPU that is busy at most this part of the time that its peers are shows that its host is late.
@@ -80,7 +86,8 @@ struct Known {
 #[derive(Debug, Default)]
 struct Block {
     begin_ns: i64,
-    steps: usize,
+    /// How long each of its steps took.
+    lengths_ns: Vec<i64>,
     first: Option<u64>,
     step_ns: i64,
     /// The shortest mean step of a block in which nobody was late.
@@ -111,6 +118,8 @@ struct Found<'a> {
     why: Why,
     lag_ns: i64,
     step_ns: i64,
+    /// For how long at least the finding goes on without another sign.
+    hold_ns: i64,
     evidence: Vec<Evidence>,
     /// The numbers in words.
     numbers: String,
@@ -147,12 +156,17 @@ impl Late {
     /// Judges the ranks of a step whose communication is not marked.
     pub fn judge(&mut self, view: &View<'_>, group: &Group<'_>, signs: &mut Vec<Sign>) {
         let Some(job) = group.step().map(|step| step.key.0.clone()) else { return };
-        if !are_comparable(view, group) {
-            self.jobs.remove(&job);
-            return;
-        }
         for member in &group.members {
-            self.ranks.entry(member.step.key.clone()).or_default().slowdown = None;
+            if let Some(known) = self.ranks.get_mut(&member.step.key) {
+                known.slowdown = None;
+            }
+        }
+        if !are_comparable(view, group) {
+            // What the GPUs did in it does not belong to the block.
+            if let Some(block) = self.jobs.get_mut(&job) {
+                block.lengths_ns.clear();
+            }
+            return;
         }
         let by_marks = self.judge_marks(view, group);
         if let Some(known) = by_marks.as_ref().and_then(|found| self.ranks.get_mut(&found.member.step.key)) {
@@ -176,11 +190,9 @@ impl Late {
     /// The one rank that has been late for a while by the marks.
     fn judge_marks<'a>(&mut self, view: &View<'_>, group: &'a Group<'_>) -> Option<Found<'a>> {
         let phases: Vec<Phases> = group.members.iter().map(|member| Phases::of(member.step)).collect();
-        let late: Vec<Option<Found<'a>>> = group
-            .members
-            .iter()
-            .enumerate()
-            .map(|(position, member)| by_marks(view.settings, &phases, position, member))
+        let lengths = Lengths::of(&phases);
+        let late: Vec<Option<Found<'a>>> = (group.members.iter().zip(&phases))
+            .map(|(member, own)| by_marks(view.settings, &lengths, own, member))
             .collect();
         for (member, found) in group.members.iter().zip(&late) {
             let slowdown = found.as_ref().and_then(|found| ratio(found.step_ns, found.step_ns - found.lag_ns));
@@ -198,16 +210,17 @@ impl Late {
         let begin_ns = group.members.iter().map(|member| member.step.begin_ns).min()?;
         let end_ns = group.members.iter().map(|member| member.step.end_ns).max()?;
         let block = self.jobs.entry(job.clone()).or_default();
-        if block.steps == 0 {
+        if block.lengths_ns.is_empty() {
             (block.begin_ns, block.first) = (begin_ns, group.step().and_then(|step| step.number));
         }
-        block.steps += 1;
-        block.step_ns = (end_ns - block.begin_ns) / i64::try_from(block.steps).unwrap_or(i64::MAX);
-        if block.steps < BLOCK_STEPS || end_ns - block.begin_ns < BLOCK_NS {
+        block.lengths_ns.push(end_ns - begin_ns);
+        block.step_ns = (end_ns - block.begin_ns) / i64::try_from(block.lengths_ns.len()).unwrap_or(i64::MAX);
+        let is_long = block.lengths_ns.len() >= BLOCK_STEPS && end_ns - block.begin_ns >= BLOCK_NS;
+        if !is_long && block.lengths_ns.len() < MOST_STEPS {
             return None;
         }
-        let begin_ns = block.begin_ns;
-        block.steps = 0;
+        let (begin_ns, is_even) = (block.begin_ns, is_even(&mut block.lengths_ns));
+        block.lengths_ns.clear();
         let means: Option<Vec<Mean>> =
             group.members.iter().map(|member| self.mean_of(view, member, (begin_ns, end_ns))).collect();
         let block = self.jobs.get_mut(job)?;
@@ -218,7 +231,7 @@ impl Late {
         if found.is_none() {
             block.healthy_ns = Some(block.healthy_ns.unwrap_or(i64::MAX).min(block.step_ns));
         }
-        found.filter(|_| block.blocks >= BLOCKS)
+        found.filter(|_| block.blocks >= if is_even { BLOCKS } else { UNEVEN_BLOCKS })
     }
 
     /// What the GPU of a rank did on average; `None` if it has several, or too few readings.
@@ -249,6 +262,13 @@ impl Reading {
     }
 }
 
+/// Whether steps of these lengths are about as long.
+fn is_even(lengths_ns: &mut [i64]) -> bool {
+    lengths_ns.sort_unstable();
+    let (shortest, longest) = (lengths_ns.first(), lengths_ns.iter().nth_back(1));
+    shortest.zip(longest).and_then(|(shortest, longest)| ratio(*longest, *shortest)).is_some_and(|ratio| ratio <= EVEN)
+}
+
 /// What a GPU did on average.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mean {
@@ -273,10 +293,12 @@ fn are_comparable(view: &View<'_>, group: &Group<'_>) -> bool {
         phases.map(|phase| Arc::clone(&phase.name)).collect()
     };
     let of_first = order(first);
+    let has = |wanted: &str| of_first.iter().any(|name| &**name == wanted);
     let comes_once = of_first.iter().enumerate().all(|(at, name)| !of_first[..at].contains(name));
+    let is_plain = comes_once && has("forward") && has("backward");
     let is_like = |member: &Member<'_>| match (member.mesh, first.mesh) {
         (Some(mesh), Some(other)) => mesh.is_like(other),
-        (None, None) => comes_once,
+        (None, None) => is_plain,
         _ => false,
     };
     group.members.len() > 1
@@ -287,70 +309,121 @@ fn are_comparable(view: &View<'_>, group: &Group<'_>) -> bool {
 
 /// The phases of a step by name, in the order of their first begin, and last the time that no phase covers: the host of a rank
 /// that runs ahead of its GPU waits there, at the end of the step.
-struct Phases(Vec<(Arc<str>, i64)>);
+struct Phases(Vec<OnePhase>);
+
+/// How long all phases of one name took in a step, and when the last one ended, nanoseconds.
+struct OnePhase {
+    name: Arc<str>,
+    length_ns: i64,
+    end_ns: i64,
+}
 
 /// The name of the time that no phase covers.
 const UNMARKED: &str = "unmarked time";
 
 impl Phases {
     fn of(step: &Step) -> Self {
-        let mut all: Vec<(Arc<str>, i64)> = Vec::new();
+        let mut all: Vec<OnePhase> = Vec::new();
         let mut phases: Vec<_> = step.phases.iter().collect();
         phases.sort_by_key(|phase| phase.begin_ns);
         for phase in phases {
-            let length_ns = phase.end_ns - phase.begin_ns;
-            match all.iter_mut().find(|(name, _)| *name == phase.name) {
-                Some((_, total_ns)) => *total_ns += length_ns,
-                None => all.push((Arc::clone(&phase.name), length_ns)),
+            let (length_ns, end_ns) = (phase.end_ns - phase.begin_ns, phase.end_ns);
+            match all.iter_mut().find(|known| known.name == phase.name) {
+                Some(known) => {
+                    (known.length_ns, known.end_ns) = (known.length_ns + length_ns, known.end_ns.max(end_ns));
+                }
+                None => all.push(OnePhase { name: Arc::clone(&phase.name), length_ns, end_ns }),
             }
         }
         // Where phases overlap, nothing is known of it.
-        let marked_ns: i64 = all.iter().map(|(_, length_ns)| length_ns).sum();
-        all.push((UNMARKED.into(), (step.length_ns() - marked_ns).max(0)));
+        let marked_ns: i64 = all.iter().map(|phase| phase.length_ns).sum();
+        let length_ns = (step.length_ns() - marked_ns).max(0);
+        all.push(OnePhase { name: UNMARKED.into(), length_ns, end_ns: step.end_ns });
         Self(all)
-    }
-
-    fn length_ns(&self, name: &str) -> i64 {
-        self.0.iter().find(|(known, _)| &**known == name).map_or(0, |(_, length_ns)| *length_ns)
     }
 }
 
-/// Whether a rank is late in one step by the marks: its longest excess in a phase for which peers waited in later ones. For data
-/// they may wait after them too. Of the other phases nothing follows from that: where a host runs ahead of its GPU, it depends on
-/// chance in which phase it is held up.
-fn by_marks<'a>(settings: &Settings, all: &[Phases], position: usize, member: &'a Member<'_>) -> Option<Found<'a>> {
-    let own = all.get(position)?;
-    let peers_ns = |name: &str| {
-        let others = all.iter().enumerate().filter(|(other, _)| *other != position);
-        median(others.map(|(_, phases)| phases.length_ns(name)))
-    };
+/// By name, the lengths of a phase in all ranks of a step, and its ends, each in order. A rank without the phase spends no time in
+/// it.
+struct Lengths(BTreeMap<Arc<str>, (Vec<i64>, Vec<i64>)>);
+
+impl Lengths {
+    fn of(all: &[Phases]) -> Self {
+        let mut lengths: BTreeMap<Arc<str>, (Vec<i64>, Vec<i64>)> = BTreeMap::new();
+        for phase in all.iter().flat_map(|phases| &phases.0) {
+            let (of_phase, ends) = lengths.entry(Arc::clone(&phase.name)).or_default();
+            of_phase.push(phase.length_ns);
+            ends.push(phase.end_ns);
+        }
+        for (of_phase, ends) in lengths.values_mut() {
+            of_phase.resize(all.len(), 0);
+            of_phase.sort_unstable();
+            ends.sort_unstable();
+        }
+        Self(lengths)
+    }
+
+    /// The median length of a phase in the ranks but the one that took `own_ns`.
+    fn others_ns(&self, name: &str, own_ns: i64) -> Option<i64> {
+        median_of_others(&self.0.get(name)?.0, own_ns)
+    }
+
+    /// The median end of a phase in the other ranks.
+    fn others_end_ns(&self, name: &str, own_ns: i64) -> Option<i64> {
+        median_of_others(&self.0.get(name)?.1, own_ns)
+    }
+}
+
+/// The median of a list in order, without one of the values that equal `own`; of an even number the lower one.
+fn median_of_others(sorted: &[i64], own: i64) -> Option<i64> {
+    let middle = sorted.len().checked_sub(2)? / 2;
+    let own_at = sorted.binary_search(&own).ok()?;
+    sorted.get(if middle < own_at { middle } else { middle + 1 }).copied()
+}
+
+/// Whether a rank is late in one step by the marks: its longest excess in a phase for which peers waited in later ones. The phase
+/// must also end later than the peers' by as much: if they end together, the rank itself waited in it. For data the peers may wait
+/// after their phases too. Of the other phases nothing follows from that: where a host runs ahead of its GPU, it depends on chance
+/// in which phase it is held up.
+fn by_marks<'a>(settings: &Settings, lengths: &Lengths, own: &Phases, member: &'a Member<'_>) -> Option<Found<'a>> {
     let step_ns = member.step.length_ns();
-    let late = own.0.iter().enumerate().filter_map(|(at, (name, length_ns))| {
-        let (is_data, lag_ns) = (is_one_of(name, &settings.data_phases), length_ns - peers_ns(name)?);
-        let later = own.0.iter().skip(at + 1).filter(|(name, _)| is_data || &**name != UNMARKED);
-        let waits = later.filter_map(|(name, length_ns)| Some((name, peers_ns(name)? - length_ns)));
-        let waits: Vec<_> = waits.filter(|(_, waited_ns)| *waited_ns > 0).collect();
-        let waited_ns: i64 = waits.iter().map(|(_, waited_ns)| waited_ns).sum();
-        #[allow(clippy::cast_precision_loss, reason = "a share of milliseconds")]
-        let is_waited_for = waited_ns as f64 >= WAITED_SHARE * lag_ns as f64;
+    #[allow(clippy::cast_precision_loss, reason = "a share of milliseconds")]
+    let is_most = |part_ns: i64, of_ns: i64| part_ns as f64 >= WAITED_SHARE * of_ns as f64;
+    let mut late: Option<(&OnePhase, bool, i64, i64, &Arc<str>)> = None;
+    for (at, phase) in own.0.iter().enumerate().filter(|(_, phase)| &*phase.name != UNMARKED) {
+        let lag_ns = phase.length_ns - lengths.others_ns(&phase.name, phase.length_ns)?;
         let slows = ratio(step_ns, step_ns - lag_ns).is_some_and(|slowdown| slowdown >= SLOWDOWN);
-        let (in_phase, _) = waits.into_iter().max_by_key(|(_, waited_ns)| *waited_ns)?;
-        let is_late = &**name != UNMARKED && lag_ns >= settings.lag_ns && is_waited_for && slows;
-        is_late.then_some((name, is_data, lag_ns, waited_ns, in_phase))
-    });
-    let (name, is_data, lag_ns, waited_ns, in_phase) = late.max_by_key(|(_, _, lag_ns, ..)| *lag_ns)?;
+        if lag_ns < settings.lag_ns || !slows || late.is_some_and(|late| late.2 >= lag_ns) {
+            continue;
+        }
+        let ends_later_ns = phase.end_ns - lengths.others_end_ns(&phase.name, phase.end_ns)?;
+        let is_data = is_one_of(&phase.name, &settings.data_phases);
+        let later = own.0.iter().skip(at + 1).filter(|later| is_data || &*later.name != UNMARKED);
+        let (mut waited_ns, mut longest) = (0, None);
+        for later in later {
+            let wait_ns = lengths.others_ns(&later.name, later.length_ns)? - later.length_ns;
+            waited_ns += wait_ns.max(0);
+            longest = longest.max(Some((wait_ns, &later.name)));
+        }
+        if let Some((_, in_phase)) = longest.filter(|_| is_most(waited_ns, lag_ns) && is_most(ends_later_ns, lag_ns)) {
+            late = Some((phase, is_data, lag_ns, waited_ns, in_phase));
+        }
+    }
+    let (phase, is_data, lag_ns, waited_ns, in_phase) = late?;
+    let name = &phase.name;
     let why = if is_data { Why::Data } else { Why::Phase(Arc::clone(name)) };
     Some(Found {
         member,
         why,
         lag_ns,
         step_ns,
+        hold_ns: 0,
         evidence: vec![Evidence { name: "peers_waited_seconds", value: seconds(waited_ns) }],
         numbers: format!(
             "In {} its {name} took {}, that of the other ranks {} at the median, and they spent {} more in {in_phase}.",
             member.step.title(),
-            HumanDuration(own.length_ns(name)),
-            HumanDuration(peers_ns(name)?),
+            HumanDuration(phase.length_ns),
+            HumanDuration(phase.length_ns - lag_ns),
             HumanDuration(waited_ns),
         ),
         certainty: Certainty::Observed,
@@ -385,7 +458,7 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
     let most_ns = (block.step_ns as f64 * share) as i64;
     // What is done in the late part may use the tensor cores more than the rest. What steps took before is the better bound.
     let longer_ns = block.healthy_ns.map(|healthy_ns| block.step_ns - healthy_ns);
-    let lag_ns = longer_ns.filter(|ns| *ns >= view.settings.lag_ns).map_or(most_ns, |ns| ns.min(most_ns));
+    let lag_ns = longer_ns.map_or(most_ns, |ns| ns.min(most_ns));
     let slows = ratio(block.step_ns, block.step_ns - lag_ns).is_some_and(|slowdown| slowdown >= SLOWDOWN);
     if lag_ns < view.settings.lag_ns || !slows {
         return None;
@@ -397,6 +470,8 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
         why,
         lag_ns,
         step_ns: block.step_ns,
+        // The next block may take as long.
+        hold_ns: 2 * (view.now_ns - block.begin_ns),
         evidence: vec![
             Evidence { name: "tensor_active_ratio", value: mean.tensor },
             Evidence { name: "peers_tensor_active_ratio", value: tensor },
@@ -466,7 +541,7 @@ impl Found<'_> {
             severity: Severity::Warning,
             certainty: self.certainty,
             begin_ns: step.begin_ns,
-            until_ns: view.now_ns + view.settings.hold_ns.max(3 * BLOCK_NS),
+            until_ns: view.now_ns + view.settings.hold_ns.max(self.hold_ns),
             step: step.number,
             code: None,
             waiting_ranks: Vec::new(),
@@ -579,6 +654,44 @@ mod tests {
         const HELD: &[(&str, i64)] = &[("data", 2), ("forward", 10), ("backward", 60), ("optimizer", 5)];
         let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
         assert!(run(&mut hand, &mut detector, 0..20, |_| vec![(AHEAD, 0.0, 0.0), (HELD, 0.0, 0.0)]).is_empty());
+    }
+
+    /// The peer waits for it in backward of the next step, so that the peer's backward is longer.
+    #[test]
+    fn who_waits_in_a_phase_is_not_late_in_it() {
+        const LATE_END: &[(&str, i64)] = &[("data", 2), ("forward", 22), ("backward", 68), ("optimizer", 37)];
+        const WAITS: &[(&str, i64)] = &[("data", 2), ("forward", 22), ("backward", 93), ("optimizer", 12)];
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+        let mut signs = Vec::new();
+        for nth in 0..20 {
+            let begin_ns = SECOND_NS + nth * 130 * MILLISECOND_NS;
+            let early = Hand::step(1, nth.unsigned_abs(), begin_ns - 25 * MILLISECOND_NS, WAITS);
+            signs.extend(
+                hand.steps_end(&mut detector, vec![Hand::step(0, nth.unsigned_abs(), begin_ns, LATE_END), early]),
+            );
+        }
+        assert!(signs.is_empty(), "{signs:?}");
+    }
+
+    #[test]
+    fn steps_that_differ_in_length_need_more_blocks() {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+        let mut first = None;
+        for nth in 0..100 {
+            let of = |_| vec![(EQUAL, 0.03, 1.0), (EQUAL, 0.06, 1.0)];
+            let signs = run_of(if nth % 2 == 0 { 125 } else { 250 }, &mut hand, &mut detector, nth..nth + 1, of);
+            first = first.or_else(|| signs.first().and_then(|sign| sign.step));
+        }
+        assert_eq!(first, Some(52), "five blocks after the warm-up");
+    }
+
+    #[test]
+    fn the_median_of_the_others_leaves_one_value_out() {
+        let of = |sorted: &[i64], own| median_of_others(sorted, own);
+        assert_eq!([of(&[1, 5], 1), of(&[1, 5], 5), of(&[7], 7), of(&[], 7)], [Some(5), Some(1), None, None]);
+        assert_eq!([1, 2, 3].map(|own| of(&[1, 2, 3], own)), [Some(2), Some(1), Some(1)]);
+        assert_eq!([1, 2, 3, 9].map(|own| of(&[1, 2, 3, 9], own)), [3, 3, 2, 2].map(Some));
+        assert_eq!(of(&[4, 4, 4], 4), Some(4));
     }
 
     #[test]

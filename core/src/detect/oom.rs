@@ -1,13 +1,14 @@
 //! `oom`: an allocation failed.
 //!
-//! Confirmed by the rank's mark `oom`, or by its allocator's counter of failed allocations. Suspected from outside, if a rank
-//! ends in the middle of a step after its GPU was nearly full, and most of the GPU's memory is free then. The text has who held
-//! what, and whether the memory was there in pieces.
+//! Confirmed by the rank's mark `oom`, or by its allocator's counter of failed allocations. Suspected from outside, of a job that
+//! sends neither, if one of its ranks alone ends in the middle of a step after its GPU was nearly full, and most of the GPU's memory
+//! is free then: several ranks that end at once were ended by someone. The text has who held what, and whether the memory was
+//! there in pieces.
 
 use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Subject, Text};
 use super::steps::title;
-use super::view::{RankNow, View, bytes, human};
+use super::view::{OpenStep, RankNow, View, bytes, human};
 use crate::clock::SECOND_NS;
 use crate::gpu::{CONTEXT_BYTES, GpuState};
 use crate::jobs::FailedAllocation;
@@ -18,10 +19,10 @@ use std::collections::BTreeMap;
 const HOLD_NS: i64 = 60 * SECOND_NS;
 /// The time before a rank's end in which its GPU must have been nearly full.
 const BEFORE_NS: i64 = 3 * SECOND_NS;
-/// How long after a rank's end its memory may be freed.
+/// How long after a rank's end its memory may be freed, and other ranks of its job may end as it did.
 const FREED_WITHIN_NS: i64 = 3 * SECOND_NS;
-/// A rise of the counter belongs to a mark that was made within this time.
-const MARKED_NS: i64 = 10 * SECOND_NS;
+/// Ranks that are followed after their end.
+const MOST_GONE: usize = 256;
 
 /// Follows the failed allocations of all ranks.
 #[derive(Debug, Default)]
@@ -37,7 +38,10 @@ pub(super) struct OomDetector {
 /// What was known of a rank in the last turn.
 #[derive(Debug, Clone)]
 struct Before {
-    rank: RankNow,
+    /// Its GPU; `None` if it has several.
+    gpu: Option<usize>,
+    /// The step that it is in.
+    step: Option<OpenStep>,
     /// Failed allocations by its counter.
     ooms: Option<u64>,
     /// The peak of its last step that ended, bytes.
@@ -47,11 +51,15 @@ struct Before {
 /// A rank that has ended in a step on a full GPU.
 #[derive(Debug)]
 struct Gone {
+    key: RankKey,
     before: Before,
     gpu: usize,
     at_ns: i64,
     /// The most that was in use on its GPU, bytes.
     used_bytes: u64,
+    is_freed: bool,
+    /// Whether it was decided whether to report it.
+    is_decided: bool,
 }
 
 /// How it is known.
@@ -75,7 +83,8 @@ impl Detector for OomDetector {
         let ranks = view.ranks.iter().map(|rank| {
             let before = self.ranks.remove(&rank.key);
             let peak_bytes = before.and_then(|before| before.peak_bytes);
-            (rank.key.clone(), Before { rank: rank.clone(), ooms: rank.ooms, peak_bytes })
+            let (gpu, step) = (only_gpu(&rank.gpus), rank.step);
+            (rank.key.clone(), Before { gpu, step, ooms: rank.ooms, peak_bytes })
         });
         self.ranks = ranks.collect();
     }
@@ -90,7 +99,7 @@ impl OomDetector {
         for (key, oom) in view.ooms {
             let is_new = self.marked.get(key).is_none_or(|count| *count < oom.count);
             if is_new {
-                let gpu = oom.gpus.first().copied().or_else(|| self.gpu_of(view, key));
+                let gpu = if oom.gpus.is_empty() { self.gpu_of(view, key) } else { only_gpu(&oom.gpus) };
                 signs.push(sign(view, key, gpu, self.peak_of(key), &Cause::Marked(oom)));
             }
         }
@@ -102,30 +111,48 @@ impl OomDetector {
             let before = self.ranks.get(&rank.key).and_then(|before| before.ooms);
             let rose = rank.ooms.zip(before).and_then(|(now, before)| now.checked_sub(before)).filter(|rose| *rose > 0);
             if let Some(rose) = rose.filter(|_| !is_marked(view, &rank.key)) {
-                let (gpu, peak_bytes) = (rank.gpus.first().copied(), self.peak_of(&rank.key));
+                let (gpu, peak_bytes) = (only_gpu(&rank.gpus), self.peak_of(&rank.key));
                 signs.push(sign(view, &rank.key, gpu, peak_bytes, &Cause::Counted(rose)));
             }
         }
     }
 
-    /// Ranks that were in a step in the last turn and have ended, and those of before whose memory is free now.
+    /// Ranks that were in a step in the last turn and have ended, and those of before of which it is decided now.
     fn look_at_ends(&mut self, view: &View<'_>, signs: &mut Vec<Sign>) {
-        let ended = self.ranks.values().filter(|before| before.rank.step.is_some() && !view.knows(&before.rank.key));
-        let gone = ended.filter_map(|before| {
-            let gpu = before.rank.gpus.first().copied()?;
+        let ended = self.ranks.iter().filter(|(key, before)| before.step.is_some() && !view.knows(key));
+        let gone = ended.filter_map(|(key, before)| {
+            let gpu = before.gpu.filter(|_| before.ooms.is_none())?;
             let used_bytes = most_used(view, gpu)?;
-            Some(Gone { before: before.clone(), gpu, at_ns: view.now_ns, used_bytes })
+            Some(Gone {
+                key: key.clone(),
+                before: before.clone(),
+                gpu,
+                at_ns: view.now_ns,
+                used_bytes,
+                is_freed: false,
+                is_decided: false,
+            })
         });
-        self.gone.extend(gone.collect::<Vec<_>>());
-        self.gone.retain(|gone| {
-            let is_over = view.now_ns - gone.at_ns > FREED_WITHIN_NS || is_marked(view, &gone.before.rank.key);
-            let is_freed = in_use(view, gone.gpu).is_some_and(|bytes| bytes < gone.used_bytes / 2);
-            if is_freed && !is_over {
-                let (key, peak_bytes) = (&gone.before.rank.key, gone.before.peak_bytes);
-                signs.push(sign(view, key, Some(gone.gpu), peak_bytes, &Cause::Gone(gone)));
+        let gone: Vec<Gone> = gone.collect();
+        self.gone.extend(gone);
+        self.gone.truncate(MOST_GONE);
+        for gone in &mut self.gone {
+            gone.is_freed |= in_use(view, gone.gpu).is_some_and(|bytes| bytes < gone.used_bytes / 2);
+        }
+        let is_due = |gone: &Gone| !gone.is_decided && view.now_ns - gone.at_ns > FREED_WITHIN_NS;
+        for gone in self.gone.iter().filter(|gone| is_due(gone) && gone.is_freed) {
+            let job = &gone.key.0;
+            let ended_with_it =
+                |other: &&Gone| other.key.0 == *job && (other.at_ns - gone.at_ns).abs() <= FREED_WITHIN_NS;
+            let is_alone = self.gone.iter().filter(ended_with_it).count() == 1;
+            let is_marked = view.ooms.iter().any(|((marked, _), _)| marked == job);
+            if is_alone && !is_marked {
+                signs.push(sign(view, &gone.key, Some(gone.gpu), gone.before.peak_bytes, &Cause::Gone(gone)));
             }
-            !is_over && !is_freed
-        });
+        }
+        self.gone.iter_mut().filter(|gone| is_due(gone)).for_each(|gone| gone.is_decided = true);
+        // One is kept for as long as others that ended with it are undecided.
+        self.gone.retain(|gone| view.now_ns - gone.at_ns <= 2 * FREED_WITHIN_NS + SECOND_NS);
     }
 
     fn peak_of(&self, key: &RankKey) -> Option<u64> {
@@ -134,14 +161,24 @@ impl OomDetector {
 
     /// The GPU of a rank, which may have ended since the last turn.
     fn gpu_of(&self, view: &View<'_>, key: &RankKey) -> Option<usize> {
-        let now = view.ranks.iter().find(|rank| rank.key == *key);
-        now.or(self.ranks.get(key).map(|before| &before.rank))?.gpus.first().copied()
+        let now = rank_of(view, key);
+        now.map_or_else(|| self.ranks.get(key).and_then(|before| before.gpu), |rank| only_gpu(&rank.gpus))
     }
+}
+
+/// The GPU of a rank that has one. Which of several was full is not known.
+fn only_gpu(gpus: &[usize]) -> Option<usize> {
+    gpus.first().copied().filter(|_| gpus.len() == 1)
+}
+
+fn rank_of<'a>(view: &'a View<'_>, key: &RankKey) -> Option<&'a RankNow> {
+    let position = view.ranks.binary_search_by(|rank| rank.key.cmp(key)).ok()?;
+    view.ranks.get(position)
 }
 
 /// Whether a rank has marked a failed allocation lately.
 fn is_marked(view: &View<'_>, key: &RankKey) -> bool {
-    view.ooms.iter().any(|(marked, oom)| marked == key && view.now_ns - oom.at_ns < MARKED_NS)
+    view.ooms.binary_search_by(|(marked, _)| marked.cmp(key)).is_ok()
 }
 
 /// The most that was in use on a GPU just before now, if it was nearly full, bytes.
@@ -163,14 +200,13 @@ fn sign(view: &View<'_>, key: &RankKey, gpu: Option<usize>, peak_bytes: Option<u
     // A GPU that another owner's process runs on is not the rank's to be full.
     let gpu = gpu.filter(|gpu| view.counts_on(key, *gpu));
     let state = gpu.and_then(|gpu| view.gpus.get(gpu));
-    let known = Known::of(state, peak_bytes, cause);
-    let now = view.ranks.iter().find(|rank| rank.key == *key);
-    let open = now.and_then(|rank| rank.step).and_then(|open| open.number);
+    let known = Known::of(view, key, state, peak_bytes, cause);
     let (certainty, severity, begin_ns, step) = match cause {
         Cause::Marked(oom) => (Certainty::Confirmed, Severity::Critical, oom.at_ns, oom.step),
-        Cause::Counted(_) => (Certainty::Confirmed, Severity::Critical, view.now_ns, open),
+        // A counter comes with the begin or the end of something: in which step it rose is not known.
+        Cause::Counted(_) => (Certainty::Confirmed, Severity::Critical, view.now_ns, None),
         Cause::Gone(gone) => {
-            let step = gone.before.rank.step.and_then(|open| open.number);
+            let step = gone.before.step.and_then(|open| open.number);
             (Certainty::Suspected, Severity::Warning, gone.at_ns, step)
         }
     };
@@ -206,13 +242,19 @@ struct Known {
 }
 
 impl Known {
-    fn of(state: Option<&GpuState>, peak_bytes: Option<u64>, cause: &Cause<'_>) -> Self {
+    fn of(
+        view: &View<'_>,
+        key: &RankKey,
+        state: Option<&GpuState>,
+        peak_bytes: Option<u64>,
+        cause: &Cause<'_>,
+    ) -> Self {
         let usable_bytes = state.and_then(GpuState::usable_bytes);
         let free_of = |used: Option<u64>| Some(usable_bytes?.saturating_sub(used?));
         let known = Self { usable_bytes, last_free_bytes: free_of(peak_bytes), ..Self::default() };
         match cause {
             Cause::Marked(oom) => {
-                let others = state.map_or_else(Vec::new, |state| others(state, oom.pid));
+                let others = state.map_or_else(Vec::new, |state| others(view, key, state, oom.pid));
                 Self {
                     requested_bytes: oom.requested_bytes,
                     free_bytes: oom.free_bytes,
@@ -261,7 +303,8 @@ impl Known {
             Cause::Counted(rose) => format!("The allocator's counter of failed allocations rose by {rose}."),
             Cause::Gone(_) => {
                 "The rank ended in the middle of a step, and its memory was freed. It may also have been ended by \
-                               someone: it sent neither a mark nor a counter of failed allocations."
+                               someone: the \
+                 job sends neither marks nor counters of failed allocations."
                     .to_owned()
             }
         };
@@ -296,34 +339,36 @@ impl Known {
     }
 }
 
-/// The other processes on a GPU with what each of them holds. Empty if the rank's own is not listed, because the driver may know
-/// it by another id.
-fn others(state: &GpuState, pid: Option<u32>) -> Vec<(u32, u64)> {
+/// The processes on a GPU that are not the job's, with what each of them holds. Empty if the rank's own is not listed, because the
+/// driver may know it by another id.
+fn others(view: &View<'_>, key: &RankKey, state: &GpuState, pid: Option<u32>) -> Vec<(u32, u64)> {
     let Some(list) = state.processes() else { return Vec::new() };
     if !list.reading.iter().any(|process| Some(process.pid) == pid) {
         return Vec::new();
     }
-    let others = list.reading.iter().filter(|process| Some(process.pid) != pid);
+    let is_of_job = |other: u32| view.ranks.iter().any(|rank| rank.key.0 == key.0 && rank.pid == Some(other));
+    let others = list.reading.iter().filter(|process| Some(process.pid) != pid && !is_of_job(process.pid));
     others.filter_map(|process| Some((process.pid, process.used_bytes?))).collect()
 }
 
 fn what(key: &RankKey, step: Option<u64>, cause: &Cause<'_>, known: &Known) -> String {
     let (job, rank) = key;
-    let title = title(step);
+    let of_step = step.map(|_| title(step));
     match cause {
         Cause::Gone(_) => {
-            format!("Rank {rank} of {job} seems to have run out of memory: it ended in {title} on a full GPU.")
+            format!("Rank {rank} of {job} seems to have run out of memory: it ended in {} on a full GPU.", title(step))
         }
-        Cause::Counted(_) => format!("Rank {rank} of {job} ran out of memory in {title}."),
+        Cause::Counted(_) => format!("Rank {rank} of {job} ran out of memory."),
         Cause::Marked(oom) => {
-            let place = match (&oom.phase, step) {
-                (Some(phase), Some(_)) => format!("{phase} of {title}"),
-                (Some(phase), None) => phase.to_string(),
-                (None, _) => title,
+            let place = match (&oom.phase, of_step) {
+                (Some(phase), Some(step)) => format!(" in {phase} of {step}"),
+                (Some(phase), None) => format!(" in {phase}"),
+                (None, Some(step)) => format!(" in {step}"),
+                (None, None) => String::new(),
             };
             let asked =
                 known.requested_bytes.map_or_else(String::new, |bytes| format!(": it asked for {}", human(bytes)));
-            format!("Rank {rank} of {job} ran out of memory in {place}{asked}.")
+            format!("Rank {rank} of {job} ran out of memory{place}{asked}.")
         }
     }
 }
@@ -436,8 +481,8 @@ mod tests {
         assert!(look(&mut hand, &mut detector, 1_000).is_empty(), "those of before");
         hand.ranks[0].ooms = Some(4);
         let [sign] = look(&mut hand, &mut detector, 1_100).try_into().expect("one");
-        assert_eq!((sign.certainty, sign.step), (Certainty::Confirmed, Some(5)));
-        assert_eq!(sign.text.what, "Rank 0 of j ran out of memory in step 5.");
+        assert_eq!((sign.certainty, sign.step), (Certainty::Confirmed, None));
+        assert_eq!(sign.text.what, "Rank 0 of j ran out of memory.");
         assert!(look(&mut hand, &mut detector, 1_200).is_empty());
         (hand.ranks[0].ooms, hand.ooms) = (Some(5), vec![(key(0), Arc::new(marked(1, 2, 129)))]);
         assert_eq!(look(&mut hand, &mut detector, 1_300).len(), 1, "the mark, and not the counter beside it");
@@ -473,5 +518,41 @@ mod tests {
         assert!(ends(140, false, 0, 300).is_empty(), "between two steps");
         assert!(ends(140, true, 100, 300).is_empty(), "it held little of it");
         assert!(ends(140, true, 0, 4_000).is_empty(), "others' memory, freed later");
+    }
+
+    /// Two ranks on full GPUs end 500 ms after one another, in a step, with `ooms` for counters and a mark of the second.
+    fn two_end(ooms: Option<u64>, after_ms: i64, is_marked: bool) -> Vec<Option<u32>> {
+        let (mut hand, mut detector, mut signs) = (Hand::with_ranks(2), OomDetector::default(), Vec::new());
+        for rank in &mut hand.ranks {
+            rank.step = Some(OpenStep { number: Some(5), begin_ns: 0, retries: None });
+            rank.ooms = ooms;
+        }
+        for ms in (0..12_000).step_by(100) {
+            hand.now_ns = ms * MILLISECOND_NS;
+            for gpu in [0, 1] {
+                let is_there = ms < 2_000 + i64::try_from(gpu).expect("small") * after_ms;
+                hand.uses(gpu, if is_there { 140 * GIB } else { 0 });
+            }
+            if ms == 2_000 {
+                hand.ranks.remove(0);
+                hand.ooms = if is_marked { vec![(key(1), Arc::new(marked(1, 2, 129)))] } else { Vec::new() };
+            }
+            if ms == 2_000 + after_ms {
+                hand.ranks.clear();
+            }
+            let found = hand.look(&mut detector).0;
+            signs.extend(
+                found.iter().filter(|sign| sign.certainty == Certainty::Suspected).map(|sign| sign.subject.rank),
+            );
+        }
+        signs
+    }
+
+    #[test]
+    fn ranks_that_end_together_and_those_that_would_have_counted_it_are_not_suspected() {
+        assert_eq!(two_end(None, 500, false), [], "a scheduler ended the job");
+        assert_eq!(two_end(None, 5_000, false), [Some(0), Some(1)], "each by itself");
+        assert_eq!(two_end(Some(0), 5_000, false), [], "their counters said no");
+        assert_eq!(two_end(None, 5_000, true), [], "it was the other that ran out of memory");
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct PcieDegraded(Vec<LinkState>);
 struct LinkState {
     /// When it was last read.
     read_ns: Option<i64>,
+    /// Whether it worked at the last look.
+    was_busy: bool,
     /// How many readings in a row found it degraded, and when the first did.
     readings: u32,
     begin_ns: i64,
@@ -38,14 +40,19 @@ impl Detector for PcieDegraded {
             let rare = rare.filter(|rare| view.now_ns - rare.at_ns < OLD_NS);
             let read = rare.as_ref().and_then(|rare| Some((rare.at_ns, rare.reading.pcie_link?)));
             let Some((at_ns, link)) = read else {
-                *state = LinkState::default();
+                *state = LinkState { was_busy: is_busy(view, gpu), ..LinkState::default() };
                 continue;
             };
+            let is_busy = is_busy(view, gpu);
             if state.read_ns != Some(at_ns) {
-                state.note(at_ns, is_at_fault(view, gpu, &link));
+                // It may have begun to work since the reading.
+                let is_at_fault =
+                    link.width < link.max_width || (is_busy && state.was_busy && link.generation < link.max_generation);
+                state.note(at_ns, is_at_fault);
             }
+            state.was_busy = is_busy;
             if state.readings >= READINGS {
-                signs.push(sign(view, gpu, &link, state.begin_ns));
+                signs.push(sign(view, gpu, &link, state.begin_ns.max(view.subject_since_ns(gpu))));
             }
         }
     }
@@ -55,15 +62,13 @@ impl LinkState {
     fn note(&mut self, at_ns: i64, is_at_fault: bool) {
         let readings = if is_at_fault { self.readings + 1 } else { 0 };
         let begin_ns = if readings == 1 { at_ns } else { self.begin_ns };
-        *self = Self { read_ns: Some(at_ns), readings, begin_ns };
+        *self = Self { read_ns: Some(at_ns), readings, begin_ns, ..*self };
     }
 }
 
-/// Whether a link is degraded, and not to save power.
-fn is_at_fault(view: &View<'_>, gpu: usize, link: &PcieLink) -> bool {
+fn is_busy(view: &View<'_>, gpu: usize) -> bool {
     let medium = view.gpus.get(gpu).and_then(|gpu| gpu.medium());
-    let is_busy = medium.and_then(|latest| latest.reading.utilization_ratio).is_some_and(|ratio| ratio >= BUSY);
-    link.width < link.max_width || (is_busy && link.generation < link.max_generation)
+    medium.and_then(|latest| latest.reading.utilization_ratio).is_some_and(|ratio| ratio >= BUSY)
 }
 
 fn sign(view: &View<'_>, gpu: usize, link: &PcieLink, begin_ns: i64) -> Sign {
@@ -121,6 +126,7 @@ mod tests {
             if second % 30 == 0 {
                 let (pcie_link, utilization) = readings[second as usize / 30];
                 hand.runs(0, Some(utilization));
+                hand.look(&mut detector);
                 hand.gpus[0].set_rare(hand.now_ns, Rare { pcie_link, ..Rare::default() });
             }
             found.extend(hand.look(&mut detector).0.iter().map(|sign| {
@@ -175,6 +181,17 @@ mod tests {
         // A reading that is too old says nothing.
         hand.now_ns = 31 * SECOND_NS + OLD_NS;
         assert!(hand.look(&mut detector).0.is_empty());
+        // It wakes up just as its link is read, twice.
+        let (mut hand, mut detector) = (Hand::with_ranks(1), PcieDegraded::default());
+        let slow = PcieLink { generation: 1, ..WHOLE };
+        for second in 0..61 {
+            hand.now_ns = second * SECOND_NS;
+            hand.runs(0, Some(if second % 30 == 0 { 1.0 } else { 0.0 }));
+            if second % 30 == 0 {
+                hand.gpus[0].set_rare(hand.now_ns, Rare { pcie_link: Some(slow), ..Rare::default() });
+            }
+            assert!(hand.look(&mut detector).0.is_empty(), "{second}");
+        }
         let unknown = PcieLink { generation: 9, max_generation: 9, ..WHOLE };
         assert_eq!(unknown.bytes_per_second(), None);
     }

@@ -38,16 +38,17 @@ pub(super) fn is_failed_allocation(event: &Event) -> bool {
 }
 
 impl FailedAllocation {
-    /// What a mark itself says. Counters that it does not have, as fields or as attributes, are those that were `known` before.
-    pub(super) fn of(mark: &Event, known: Memory) -> Self {
+    /// What a mark itself says: its counters may be fields or attributes. Those of before it are not used, because they are of
+    /// another moment.
+    pub(super) fn of(mark: &Event) -> Self {
         let number = |name: &str| {
             let (_, value) = mark.attributes.as_deref()?.iter().find(|(key, _)| &**key == name)?;
             bytes(value)
         };
         let said = mark.memory.unwrap_or_default();
         let memory = Memory {
-            allocated: said.allocated.or_else(|| number("allocated")).or(known.allocated),
-            reserved: said.reserved.or_else(|| number("reserved")).or(known.reserved),
+            allocated: said.allocated.or_else(|| number("allocated")),
+            reserved: said.reserved.or_else(|| number("reserved")),
             ..said
         };
         let (requested_bytes, free_bytes) = (number("requested"), number("device_free"));

@@ -300,7 +300,7 @@ impl Rank {
             phase: phase.map(|open| Arc::clone(&open.name)),
             gpus: mark.gpus.as_deref().or(self.gpus.as_deref()).unwrap_or_default().into(),
             pid: mark.pid.or(self.pid),
-            ..FailedAllocation::of(mark, self.memory)
+            ..FailedAllocation::of(mark)
         }
     }
 
