@@ -1,13 +1,11 @@
 //! Reports made by hand, for unit tests.
 
 use super::curve::Point;
-use super::layers::Layers;
 use super::model::{Gpu, Origin, Report};
 use super::room::Room;
-use super::spans::Spans;
 use highwater_core::gpu::Device;
-use highwater_engine::recording::{SkippedLines, Times};
-use std::collections::BTreeMap;
+use highwater_engine::recording::Times;
+use std::path::Path;
 
 /// A report on GPUs with these changes of memory, from 0 to a nanosecond after the last of them.
 pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
@@ -34,16 +32,8 @@ pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
     };
     Report {
         name: name.to_owned(),
-        origin,
-        begin_ns: 0,
         end_ns: last_ns + 1,
         gpus: gpus.iter().enumerate().map(gpu).collect(),
-        spans: Spans::default(),
-        gpus_of: BTreeMap::new(),
-        findings: None,
-        layers: Layers::default(),
-        skipped: SkippedLines::default(),
-        trace: None,
-        logged: Vec::new(),
+        ..Report::of_file(Path::new(name), origin)
     }
 }

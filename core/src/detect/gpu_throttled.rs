@@ -6,7 +6,7 @@
 use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Text, seconds};
 use super::steps::Step;
-use super::view::View;
+use super::view::{View, median, ratio};
 use crate::clock::SECOND_NS;
 use crate::gpu::{Medium, SLOWDOWN_MASK, THROTTLE_REASONS};
 use crate::phases::RankKey;
@@ -182,13 +182,8 @@ impl Clocks {
 impl Lengths {
     /// The median step before, and while clocks are held back, nanoseconds.
     fn medians(&self) -> Option<(i64, i64)> {
-        let median = |lengths: &VecDeque<i64>| {
-            let mut sorted: Vec<i64> = lengths.iter().copied().collect();
-            sorted.sort_unstable();
-            sorted.get(sorted.len() / 2).copied()
-        };
-        let healthy_ns = median(&self.healthy).filter(|_| self.healthy.len() >= FEWEST_STEPS)?;
-        Some((healthy_ns, median(&self.throttled)?))
+        let healthy_ns = median(self.healthy.iter().copied()).filter(|_| self.healthy.len() >= FEWEST_STEPS)?;
+        Some((healthy_ns, median(self.throttled.iter().copied())?))
     }
 }
 
@@ -205,8 +200,7 @@ fn sign(view: &View<'_>, gpu: usize, clocks: &Clocks, begin_ns: i64, steps_ns: O
     let clock_ratio = hertz.map(|(healthy, throttled)| throttled / healthy);
     let begin_ns = begin_ns.max(view.subject_since_ns(gpu));
     let lasting_ns = view.now_ns - begin_ns;
-    #[allow(clippy::cast_precision_loss, reason = "lengths of steps")]
-    let step_ratio = steps_ns.map(|(healthy, throttled)| throttled as f64 / healthy.max(1) as f64);
+    let step_ratio = steps_ns.and_then(|(healthy, throttled)| ratio(throttled, healthy));
     let numbers = [
         ("throttled_ratio", Some(share)),
         ("throttled_seconds", Some(seconds(lasting_ns))),

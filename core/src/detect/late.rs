@@ -205,7 +205,7 @@ impl Late {
         lasting.next().filter(|_| lasting.next().is_none())
     }
 
-    /// The one rank that two blocks of steps in a row show to be late by what the GPUs did.
+    /// The one rank that enough blocks of steps in a row show to be late by what the GPUs did.
     fn judge_device<'a>(&mut self, view: &View<'_>, group: &'a Group<'_>, job: &JobId) -> Option<Found<'a>> {
         let begin_ns = group.members.iter().map(|member| member.step.begin_ns).min()?;
         let end_ns = group.members.iter().map(|member| member.step.end_ns).max()?;

@@ -8,7 +8,7 @@
 use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Subject, Text};
 use super::steps::title;
-use super::view::{OpenStep, RankNow, View, bytes, human};
+use super::view::{OpenStep, View, bytes, human};
 use crate::clock::SECOND_NS;
 use crate::gpu::{CONTEXT_BYTES, GpuState};
 use crate::jobs::FailedAllocation;
@@ -36,7 +36,7 @@ pub(super) struct OomDetector {
 }
 
 /// What was known of a rank in the last turn.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Before {
     /// Its GPU; `None` if it has several.
     gpu: Option<usize>,
@@ -80,13 +80,11 @@ impl Detector for OomDetector {
         self.look_at_marks(view, signs);
         self.look_at_counters(view, signs);
         self.look_at_ends(view, signs);
-        let ranks = view.ranks.iter().map(|rank| {
-            let before = self.ranks.remove(&rank.key);
-            let peak_bytes = before.and_then(|before| before.peak_bytes);
-            let (gpu, step) = (only_gpu(&rank.gpus), rank.step);
-            (rank.key.clone(), Before { gpu, step, ooms: rank.ooms, peak_bytes })
-        });
-        self.ranks = ranks.collect();
+        self.ranks.retain(|key, _| view.knows(key));
+        for rank in view.ranks {
+            let before = self.ranks.entry(rank.key.clone()).or_default();
+            (before.gpu, before.step, before.ooms) = (only_gpu(&rank.gpus), rank.step, rank.ooms);
+        }
     }
 
     fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
@@ -161,19 +159,13 @@ impl OomDetector {
 
     /// The GPU of a rank, which may have ended since the last turn.
     fn gpu_of(&self, view: &View<'_>, key: &RankKey) -> Option<usize> {
-        let now = rank_of(view, key);
-        now.map_or_else(|| self.ranks.get(key).and_then(|before| before.gpu), |rank| only_gpu(&rank.gpus))
+        view.rank(key).map_or_else(|| self.ranks.get(key).and_then(|before| before.gpu), |rank| only_gpu(&rank.gpus))
     }
 }
 
 /// The GPU of a rank that has one. Which of several was full is not known.
 fn only_gpu(gpus: &[usize]) -> Option<usize> {
     gpus.first().copied().filter(|_| gpus.len() == 1)
-}
-
-fn rank_of<'a>(view: &'a View<'_>, key: &RankKey) -> Option<&'a RankNow> {
-    let position = view.ranks.binary_search_by(|rank| rank.key.cmp(key)).ok()?;
-    view.ranks.get(position)
 }
 
 /// Whether a rank has marked a failed allocation lately.

@@ -49,10 +49,7 @@ pub(super) struct Whole {
 
 impl<'a> Group<'a> {
     pub fn of(view: &'a View<'_>, steps: &'a [Step]) -> Self {
-        let now = |step: &Step| {
-            let position = view.ranks.binary_search_by(|rank| rank.key.cmp(&step.key)).ok()?;
-            view.ranks.get(position)
-        };
+        let now = |step: &Step| view.rank(&step.key);
         let member = |step: &'a Step| Member {
             step,
             mesh: now(step).and_then(|rank| rank.mesh.as_deref()),

@@ -144,6 +144,11 @@ impl View<'_> {
         ended.map_or_else(|| rank.step?.number, |step| step.number)
     }
 
+    /// A rank that has not ended.
+    pub fn rank(&self, key: &RankKey) -> Option<&RankNow> {
+        self.ranks.get(position(self.ranks, key)?)
+    }
+
     /// Whether a rank is known and has not ended. Detectors drop what they keep about other ranks.
     pub fn knows(&self, key: &RankKey) -> bool {
         knows(self.ranks, key)
@@ -152,7 +157,11 @@ impl View<'_> {
 
 /// Whether a rank is among these, which are in the order of their keys.
 pub(super) fn knows(ranks: &[RankNow], key: &RankKey) -> bool {
-    ranks.binary_search_by(|rank| rank.key.cmp(key)).is_ok()
+    position(ranks, key).is_some()
+}
+
+fn position(ranks: &[RankNow], key: &RankKey) -> Option<usize> {
+    ranks.binary_search_by(|rank| rank.key.cmp(key)).ok()
 }
 
 /// By GPU, the positions of the ranks that run on it. Candidates are the ranks that name the GPU, and ranks without known GPUs

@@ -145,12 +145,6 @@ impl PcieLink {
         let of = |generation, width: u32| Some(lane(generation)? * f64::from(width));
         Some((of(self.generation, self.width)?, of(self.max_generation, self.max_width)?))
     }
-
-    /// Whether it is slower or narrower than it could be.
-    #[must_use]
-    pub fn is_degraded(&self) -> bool {
-        self.generation < self.max_generation || self.width < self.max_width
-    }
 }
 
 /// One process on one GPU.
