@@ -18,10 +18,11 @@ impl Findings for OnBoard {
     }
 }
 
-/// The triggers that follow from a turn of the detectors. A finding that is only worth knowing triggers no capture:
-/// those of an idle GPU would push out those of real trouble.
+/// The triggers that follow from a turn of the detectors: an incident is recorded the first time that it is there, and when it
+/// becomes more severe. A finding that is only worth knowing triggers no capture: those of an idle GPU would push out those of
+/// real trouble.
 pub(super) fn triggers(change: &Change) -> impl Iterator<Item = Trigger> {
-    change.news().filter(|finding| finding.sign.severity > Severity::Info).map(|finding| {
+    change.notable.iter().filter(|finding| finding.sign.severity > Severity::Info).map(|finding| {
         let subject = &finding.sign.subject;
         let reason = match (finding.sign.kind, &subject.job, subject.rank) {
             // If the rank marked it, the mark has triggered a capture with this reason already.

@@ -41,9 +41,9 @@ const NAME: usize = 160;
 const OF_LAYER_NAME: usize = 3 + 2 * OF_NAME;
 /// Stack of a thread that has run, and of its reads.
 const STACK: usize = 64 << 10;
-/// 256 active and 256 ended findings, each with its evidence and the texts of its first and last sign; and 512 counts with their
-/// subjects.
-const FINDINGS: usize = 512 * 4 * 1024 + 512 * 512;
+/// 256 active and 256 ended findings, each with its evidence and the texts of its first and last sign; an incident for each active
+/// one and 64 others, with a sentence for each kind of finding and its lists; and 512 and twice 128 counts with their subjects.
+const FINDINGS: usize = 512 * 4 * 1024 + (256 + 64) * 4 * 1024 + (512 + 2 * 128) * 512;
 /// State that detectors keep of one rank: baselines of some dozens of steps.
 const OF_RANK: usize = 4 << 10;
 /// A connection's task and the TCP library's state for it, without its buffers.

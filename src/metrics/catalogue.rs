@@ -173,6 +173,12 @@ metrics! {
         "Signs of findings that were dropped because 256 findings were already going on, and their owner had its share of them.";
     FINDINGS_UNSEEN = Counter "highwater_findings_unseen_phases_total" []
         "Steps and phases that were forgotten before the detectors saw them, because too many ended at once.";
+    INCIDENT_ACTIVE = Gauge "highwater_incident_active" ["cause", "severity", "training_job", "namespace", "user", "gpu", "uuid"]
+        "1 while an incident goes on: all findings of one job that have one cause, or of one GPU if no job is known on it; a label that does not apply is empty. After its last sign as highwater_finding_active.";
+    INCIDENTS = Counter "highwater_incidents_total" ["cause", "training_job", "namespace", "user", "gpu", "uuid"]
+        "How often incidents were there: each time that one began or came back. A new series is 0 for two scrape intervals. The 128 series that changed last are kept.";
+    JOB_LOST = Counter "highwater_job_lost_seconds_total" ["training_job", "namespace", "user", "cause"]
+        "Time that ranks of the job on this node lost to incidents of a cause, summed over the ranks, as far as findings know it: docs/findings.md has what each counts. A new series is 0 for two scrape intervals. The 128 series that changed last are kept.";
     COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["training_job", "rank", "namespace", "user"]
         "The last step's communication divided by the median of the rank's own healthy steps.";
     JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["training_job", "rank", "namespace", "user"]

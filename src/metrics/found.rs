@@ -1,12 +1,12 @@
-//! The samples of findings, and of the ratios of each rank's last steps.
+//! The samples of findings and incidents, of lost time, and of the ratios of each rank's last steps.
 
 use super::catalogue as c;
 use super::families::{Families, Labels};
-use highwater_core::detect::{Counted, Detect, Finding};
+use highwater_core::detect::{Counted, Detect, Finding, Incident, Incurred, Whose};
 use highwater_core::jobs::{JobId, Scope};
 use std::collections::BTreeSet;
 
-/// Collects the findings and the ratios.
+/// Collects the findings, the incidents and the ratios.
 pub(super) fn collect(detect: &Detect, now_ns: i64, out: &mut Families) {
     // Two XIDs of one GPU are two findings with the same labels, and so is one that has come again.
     let labels: BTreeSet<[String; 8]> = detect.shown(now_ns).iter().map(labels).collect();
@@ -15,6 +15,20 @@ pub(super) fn collect(detect: &Detect, now_ns: i64, out: &mut Families) {
     }
     for (counted, count) in detect.counts(now_ns) {
         out.count(&c::FINDINGS, counted_labels(&counted), Some(count));
+    }
+    // Two incidents of one cause, one of them over, have the same labels.
+    let active: BTreeSet<[String; 7]> = detect.shown_incidents(now_ns).iter().map(incident_labels).collect();
+    for labels in &active {
+        out.number(&c::INCIDENT_ACTIVE, Labels::found(&labels.each_ref().map(String::as_str)), Some(1.0));
+    }
+    for (incurred, count) in detect.incurred(now_ns) {
+        out.count(&c::INCIDENTS, incurred_labels(&incurred), Some(count));
+    }
+    for (lost, lost_ns) in detect.lost(now_ns) {
+        let [job, namespace, user] = of_job(Some(&lost.job));
+        #[allow(clippy::cast_precision_loss, reason = "nanoseconds of a job, as seconds")]
+        let seconds = lost_ns as f64 / 1e9;
+        out.number(&c::JOB_LOST, Labels::found(&[&job, &namespace, &user, lost.cause.label()]), Some(seconds));
     }
     let board = detect.board();
     out.count(&c::FINDINGS_DROPPED, (), Some(board.dropped()));
@@ -34,6 +48,21 @@ fn counted_labels(counted: &Counted) -> Labels {
     let rank = counted.rank.map(|rank| rank.to_string()).unwrap_or_default();
     let [job, namespace, user] = of_job(counted.job.as_ref());
     Labels::found(&[counted.kind.label(), &gpu, &uuid, &job, &rank, &namespace, &user])
+}
+
+fn incurred_labels(incurred: &Incurred) -> Labels {
+    let (gpu, uuid) = incurred.gpu.clone().unwrap_or_default();
+    let [job, namespace, user] = of_job(incurred.job.as_ref());
+    Labels::found(&[incurred.cause.label(), &job, &namespace, &user, &gpu, &uuid])
+}
+
+fn incident_labels(incident: &Incident) -> [String; 7] {
+    let [job, namespace, user] = of_job(incident.whose.job());
+    let (gpu, uuid) = match &incident.whose {
+        Whose::Job(_) => Default::default(),
+        Whose::Gpu(index, uuid) => (index.clone(), uuid.clone()),
+    };
+    [incident.cause.label().to_owned(), incident.severity.label().to_owned(), job, namespace, user, gpu, uuid]
 }
 
 /// Name, namespace and user of a job; empty where there is none.

@@ -41,6 +41,8 @@ pub(super) struct FindingsAnswer {
 #[cfg_attr(test, derive(ToSchema))]
 struct FindingAnswer {
     id: u64,
+    /// The incident that it belongs to: its id in `/api/v1/incidents`.
+    incident: u64,
     finding: &'static str,
     severity: &'static str,
     certainty: &'static str,
@@ -114,6 +116,7 @@ fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
         |of: fn(&Scope) -> Option<&str>| subject.job.as_ref().and_then(|job| of(job.scope())).map(str::to_owned);
     FindingAnswer {
         id: finding.id,
+        incident: finding.incident,
         finding: sign.kind.label(),
         severity: sign.severity.label(),
         certainty: sign.certainty.label(),

@@ -18,6 +18,7 @@ pub mod gate;
 pub mod guard;
 mod health;
 pub mod hosts;
+mod incidents;
 mod job;
 mod json;
 mod layers;
@@ -120,6 +121,7 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
         .route("/api/v1/jobs/{job}/layers", routing::get(layers::layers))
         .route("/api/v1/jobs/{job}/advice", routing::get(advice::advice))
         .route("/api/v1/findings", routing::get(findings::findings))
+        .route("/api/v1/incidents", routing::get(incidents::incidents))
         .route("/api/v1/live", routing::get(live::live))
         .route("/api/v1/timeline", routing::get(timeline::timeline))
         .route("/api/v1/openapi.json", routing::get(openapi::openapi))

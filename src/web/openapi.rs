@@ -15,7 +15,7 @@ pub(super) async fn openapi() -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{advice, annotations, api, captures, findings, job, layers, live, phases, timeline};
+    use super::super::{advice, annotations, api, captures, findings, incidents, job, layers, live, phases, timeline};
     use utoipa::OpenApi;
 
     #[derive(OpenApi)]
@@ -31,6 +31,7 @@ mod tests {
             captures::memory,
             captures::report,
             findings::findings,
+            incidents::incidents,
             job::job,
             layers::layers,
             advice::advice,

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Whether the daemon names the rank that is late, why, and memory that ran out, on real GPUs.
 
-- late: two ranks train a model under DDP with four marks by hand (data, forward, backward, optimizer) and none of communication.
-  In blocks of 30 steps rank 1 is made late: by more work in backward or in forward, by its host, by its data. Between them are
-  healthy blocks, some with inputs of different lengths, and steps that are not judged. A late block is named if the daemon has a
-  straggler of rank 1 with that reason in it; a healthy one is silent if it has none. Once with marks that wait for the GPU and
-  once with marks as the host sees them.
+- late: two ranks train a model under DDP or FSDP2. In blocks of 30 steps rank 1 is made late: by more work in backward or in
+  forward, by its host, by its data. Between them are healthy blocks, some with inputs of different lengths, and steps that are
+  not judged. A late block is named if the daemon has a straggler of rank 1 with that reason in it; a healthy one is silent if it
+  has none. The marks are by hand (data, forward, backward, optimizer, and none of communication), once with marks that wait for
+  the GPU and once with marks as the host sees them, or those of `highwater.torch.watch`.
 - oom: a job runs out of memory and marks it; another is gone in the middle of a step on a full GPU and says nothing; a third runs
   out because a second process holds half of the GPU; a healthy one ends. Each must be reported so, and the last not at all.
 
@@ -18,6 +18,8 @@ table, and fails if a row does.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import random
@@ -47,6 +49,7 @@ REASONS = {
     "data": ["longer for data", "longer in data"],
 }
 NAMED = 0.95
+MARKS = {"wait": "marks that wait", "run on": "marks that run on", "watch": "marks of watch"}
 
 
 def blocks(count: int) -> list[str]:
@@ -59,21 +62,21 @@ def blocks(count: int) -> list[str]:
 # The job.
 
 
-def train(kinds: list[str], *, waits: bool) -> None:
+def train(kinds: list[str], marks: str, parallel: str) -> None:
     """One rank. Rank 0 prints the begin and end of each block."""
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
     import highwater
+    import highwater.torch
 
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
     torch.manual_seed(rank)
     device, length, batch = torch.device("cuda", rank), 1024, 6
-    model = Model(torch, 2048, 16).to(device)
-    model = DistributedDataParallel(model, device_ids=[rank])
+    inner = Model(torch, 2048, 16).to(device)
+    model = spread(inner, parallel, rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     extra = torch.randn(6144, 6144, device=device, dtype=torch.bfloat16)
     pick = random.Random(rank)
@@ -84,6 +87,12 @@ def train(kinds: list[str], *, waits: bool) -> None:
 
     late = {"kind": "healthy"}
 
+    def in_forward(*_: Any) -> None:
+        if rank == 1 and late["kind"] == "forward":
+            more(45)
+
+    inner[8].register_forward_pre_hook(in_forward)
+
     def in_backward(_: Any) -> None:
         if rank == 1 and late["kind"] == "backward":
             more(45)
@@ -91,33 +100,43 @@ def train(kinds: list[str], *, waits: bool) -> None:
             time.sleep(0.06)
 
     def finish() -> None:
-        if waits:
+        if marks == "wait":
             torch.cuda.synchronize()
+
+    def batches() -> Iterator[Any]:
+        while True:
+            if rank == 1 and late["kind"] == "data":
+                time.sleep(0.04)
+            tokens = pick.randrange(384, length + 1, 64) if late["kind"] == "lengths" else length
+            yield torch.randn(batch, tokens, 2048, device=device, dtype=torch.bfloat16)
+
+    by_hand = marks != "watch"
+    loader: Any = batches() if by_hand else torch.utils.data.DataLoader(Endless(batches()), batch_size=None)
+    watched = None if by_hand else highwater.torch.watch(model, optimizer, loader)
+    inputs_of = iter(loader)
+
+    def phase(name: str) -> Any:
+        return highwater.phase(name) if by_hand else contextlib.nullcontext()
 
     step = 0
 
     def one(kind: str) -> None:
         nonlocal step
         late["kind"] = kind
-        tokens = pick.randrange(384, length + 1, 64) if kind == "lengths" else length
-        with highwater.step(step):
-            with highwater.phase("data"):
-                if rank == 1 and kind == "data":
-                    time.sleep(0.04)
-                inputs = torch.randn(batch, tokens, 2048, device=device, dtype=torch.bfloat16)
+        with highwater.step(step) if by_hand else contextlib.nullcontext():
+            with phase("data"):
+                inputs = next(inputs_of)
                 finish()
-            with highwater.phase("forward"):
-                if rank == 1 and kind == "forward":
-                    more(45)
+            with phase("forward"):
                 with torch.autocast("cuda", torch.bfloat16):
                     output = model(inputs)
                 loss = output.float().square().mean()
                 loss.register_hook(in_backward)
                 finish()
-            with highwater.phase("backward"):
+            with phase("backward"):
                 loss.backward()
                 finish()
-            with highwater.phase("optimizer"):
+            with phase("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
                 finish()
@@ -135,8 +154,36 @@ def train(kinds: list[str], *, waits: bool) -> None:
             print(json.dumps({"kind": kind, "begin_ns": begin_ns, "end_ns": end_ns}), flush=True)
         for _ in range(BETWEEN):
             one("healthy")
+    if watched is not None:
+        watched.close()
     highwater.flush(5)
     dist.destroy_process_group()
+
+
+def spread(model: Any, parallel: str, rank: int) -> Any:
+    """The model under data parallelism."""
+    if parallel == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(model, device_ids=[rank])
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+class Endless:
+    """A data set without an end or a length."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self.items = items
+
+    def __getitem__(self, _: int) -> Any:
+        return next(self.items)
+
+    def __len__(self) -> int:
+        return 1 << 40
 
 
 def Model(torch: Any, width: int, depth: int) -> Any:  # noqa: N802
@@ -214,44 +261,46 @@ def start(daemon: measure.Daemon, job: str, *arguments: str, **environment: str)
     return subprocess.Popen(command, env={**os.environ, **own, **environment}, stdin=pipe, stdout=pipe, text=True)
 
 
-def late(daemon: measure.Daemon, kinds: list[str], how: str) -> Iterator[dict[str, Any]]:
+def late(daemon: measure.Daemon, kinds: list[str], how: str, parallel: str) -> Iterator[dict[str, Any]]:
     """Each block with what the daemon said of it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_NVLS_ENABLE": "0"}
-    ranks = [start(daemon, f"late-{how}", "--train", ",".join(kinds), how, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+    job, train = f"{parallel}-{how}", ["--train", ",".join(kinds), how, parallel]
+    ranks = [start(daemon, job, *train, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
     for line in ranks[0].stdout or []:
         if not line.startswith("{"):
             continue
         block = json.loads(line)
         # The detectors look at a step a tenth of a second after its end.
         time.sleep(0.3)
-        said = [one for one in findings(daemon) if one["finding"] == "straggler" and one["severity"] != "info"]
+        said = [one for one in findings(daemon) if one["finding"] == "straggler" and one["severity"] != "info" and one["job"] == job]
         block["said"] = [one for one in said if block["begin_ns"] <= one["seen_unix_nano"]]
         yield block
     if any(rank.wait(60) for rank in ranks):
         raise SystemExit("a rank failed")
 
 
-def judge_late(daemon: measure.Daemon, count: int, how: str) -> list[tuple[str, str, bool]]:
+def judge_late(daemon: measure.Daemon, count: int, how: str, parallel: str) -> list[tuple[str, str, bool]]:
     named: dict[str, list[bool]] = {}
     steps = []
-    for block in late(daemon, blocks(count), how):
+    for block in late(daemon, blocks(count), how, parallel):
         kind = block["kind"]
         texts = [(one["rank"], one["what"]) for one in block["said"]]
+        whys = [one["why"] for one in block["said"]]
         steps.append((block["end_ns"] - block["begin_ns"]) / STEPS / 1e6)
         if kind in REASONS:
             is_right = [rank == 1 and any(reason in what for reason in REASONS[kind]) for rank, what in texts]
             named.setdefault(kind, []).append(bool(is_right) and all(is_right))
         else:
             named.setdefault(kind, []).append(not texts)
-        print(f"{how} {kind:9} {steps[-1]:6.1f} ms a step: {texts}", flush=True)
+        print(f"{parallel} {how} {kind:9} {steps[-1]:6.1f} ms a step: {texts}", *([] if named[kind][-1] else whys), flush=True)
     rows = []
     for kind, held in sorted(named.items()):
         what = "blocks named with their reason" if kind in REASONS else "healthy blocks without a finding"
         least = NAMED if kind in REASONS else 1.0
-        rows.append((f"{kind}, marks that {how}: {what}", f"{sum(held)} of {len(held)}", sum(held) >= least * len(held)))
+        rows.append((f"{parallel}, {MARKS[how]}: {kind}: {what}", f"{sum(held)} of {len(held)}", sum(held) >= least * len(held)))
     return rows
 
 
@@ -286,13 +335,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=20, help="blocks of each kind")
     parser.add_argument("--only", choices=["late", "oom"])
-    parser.add_argument("--marks", choices=["wait", "run on"], help="only marks that wait for the GPU, or that do not")
-    parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--marks", choices=MARKS, action="append", help="only these marks; may be repeated")
+    parser.add_argument("--parallel", choices=["ddp", "fsdp2"], action="append", help="only this; may be repeated")
+    parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     parser.add_argument("--hold", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        train(options.train[0].split(","), waits=options.train[1] == "wait")
+        train(options.train[0].split(","), *options.train[1:])
         return 0
     if options.memory:
         memory(options.memory)
@@ -307,8 +357,8 @@ def main() -> int:
         if options.only != "late":
             rows += judge_memory(daemon)
         if options.only != "oom":
-            for how in [options.marks] if options.marks else ["wait", "run on"]:
-                rows += judge_late(daemon, options.blocks, how)
+            for parallel, how in itertools.product(options.parallel or ["ddp", "fsdp2"], options.marks or MARKS):
+                rows += judge_late(daemon, options.blocks, how, parallel)
         daemon.stop()
     print("\n| what | result | holds |\n|---|---|---|")
     for what, result, holds in rows:

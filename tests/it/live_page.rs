@@ -263,8 +263,12 @@ fn a_finding_appears_within_a_second_and_its_capture_opens() {
     let after = events.iter().filter(|base| **base > raised as f64).count();
     // None after it, if it was raised between the reading of an event's time and that of the findings' revision.
     assert!(after <= 4, "shown with event {after} after it was raised");
-    // Its numbers change while it goes on; its name and its advice do not.
-    let (id, advice) = (&first["id"], first["advice"].as_str().expect("text"));
+    // It is in the card of its incident, whose numbers change while it goes on; its name and its advice do not.
+    let id = &first["id"];
+    let answer: Value = serde_json::from_str(&daemon.get("/api/v1/incidents")).expect("JSON");
+    let incidents = answer["incidents"].as_array().expect("a list");
+    let incident = incidents.iter().find(|one| one["id"] == first["incident"]).expect("its incident");
+    let advice = incident["advice"].as_str().expect("text");
     let own = format!(
         "[...document.querySelectorAll('.found')].find((one) => one.querySelector('a[href=\"#/finding/{id}\"]'))"
     );

@@ -125,6 +125,7 @@ fn answers_are_as_described() {
             "get /api/v1/findings",
             "get /api/v1/gpus",
             "get /api/v1/gpus/{gpu}/memory",
+            "get /api/v1/incidents",
             "get /api/v1/jobs",
             "get /api/v1/jobs/{job}",
             "get /api/v1/jobs/{job}/advice",
@@ -134,7 +135,7 @@ fn answers_are_as_described() {
             "get /api/v1/timeline",
         ]
     );
-    assert_eq!(checked, 11);
+    assert_eq!(checked, 12);
     // An error is a problem, as described.
     let (status, body) = daemon.ask("/api/v1/gpus/99/memory");
     let problem: Value = serde_json::from_str(&body).expect("JSON");

@@ -9,7 +9,7 @@
 use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number};
 use super::steps::{Step, is_one_of, title};
-use super::view::{RankNow, View, bytes, human};
+use super::view::{RankNow, View, bytes, human, median};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
 use crate::phases::{Flush, RankKey};
@@ -26,12 +26,18 @@ const RECENT_STEPS: usize = 10;
 /// Of these, how many make it critical.
 const CRITICAL_STEPS: usize = 3;
 
+/// Steps without a flush that show how long a step usually takes, at most and at least.
+const MOST_HEALTHY: usize = 32;
+const LEAST_HEALTHY: usize = 5;
+
 /// Joins falls with steps and counters.
 #[derive(Debug, Default)]
 pub(super) struct AllocatorThrash {
     waiting: VecDeque<(usize, Flush)>,
     /// For each rank whether its last steps had retries or falls.
     recent: BTreeMap<RankKey, VecDeque<bool>>,
+    /// The lengths of each rank's last steps without either, nanoseconds.
+    healthy_ns: BTreeMap<RankKey, VecDeque<i64>>,
     /// When each rank's last step ended.
     ended_ns: BTreeMap<RankKey, i64>,
     /// The retries in the last sign of a rank's open step, so that each rise is reported once.
@@ -55,6 +61,7 @@ impl Detector for AllocatorThrash {
             self.waiting.pop_front();
         }
         self.recent.retain(|key, _| view.knows(key));
+        self.healthy_ns.retain(|key, _| view.knows(key));
         self.ended_ns.retain(|key, _| view.knows(key));
         self.reported.retain(|key, _| view.knows(key));
     }
@@ -89,13 +96,26 @@ impl AllocatorThrash {
         while recent.len() > RECENT_STEPS {
             recent.pop_front();
         }
-        let Some(certainty) = certainty else { return };
+        let healthy_ns = self.healthy_ns.entry(step.key.clone()).or_default();
+        let Some(certainty) = certainty else {
+            if step.nth >= view.settings.warm_up_steps
+                && !step.phases.iter().any(|phase| is_one_of(&phase.name, &view.settings.refill_phases))
+            {
+                healthy_ns.push_front(step.length_ns());
+                healthy_ns.truncate(MOST_HEALTHY);
+            }
+            return;
+        };
+        let refills = step.phases.iter().any(|phase| is_one_of(&phase.name, &view.settings.refill_phases));
+        let is_usual = healthy_ns.len() >= LEAST_HEALTHY && step.nth >= view.settings.warm_up_steps && !refills;
+        let usual_ns = median(healthy_ns.iter().copied()).filter(|_| is_usual);
+        let lost_ns = usual_ns.map(|usual_ns| (step.length_ns() - usual_ns).max(0));
         let often = recent.iter().filter(|had| **had).count();
         let key = step.key.clone();
         troubles.push(Trouble { kind: FindingKind::AllocatorThrash, key, from_ns: step.begin_ns, to_ns: step.end_ns });
         let begin_ns = flushes.first().map_or(step.begin_ns, |(_, flush)| flush.trough_ns);
         let seen = Seen { flushes: &flushes, retries: step.retries, often, certainty, begin_ns, step: step.number };
-        signs.push(seen.sign(view, &step.key, &step.gpus));
+        signs.push(Sign { lost_ns, ..seen.sign(view, &step.key, &step.gpus) });
     }
 
     /// A step that has not ended: a rise of its counter is a sign at once.
@@ -176,6 +196,7 @@ impl Seen<'_> {
             step: self.step,
             code: None,
             waiting_ranks: Vec::new(),
+            lost_ns: None,
             evidence: self.evidence(),
             text: Text {
                 what: format!(
@@ -300,8 +321,23 @@ mod tests {
             "Inside the step memory in use fell by 4.0 GiB and 2.0 GiB was back 20 ms later, and the allocator \
              counted 3 failed allocations."
         );
+        assert_eq!(sign.lost_ns, None, "no step without a flush is known");
         let [sign] = of(step(5, None), 0, fall(at(5))).try_into().expect("one");
         assert!(sign.text.what.contains("seems to have flushed") && sign.text.why.ends_with("allocator's counters."));
+    }
+
+    #[test]
+    fn what_a_flush_costs_is_its_step_beside_the_steps_without_one() {
+        let (mut hand, mut detector) = new();
+        for nth in 3..9 {
+            assert!(hand.steps_end(&mut detector, vec![step(nth, Some(0))]).is_empty());
+        }
+        let long = step(9, Some(1));
+        let [sign] = hand
+            .steps_end(&mut detector, vec![Step { end_ns: long.end_ns + 40 * MILLISECOND_NS, ..long }])
+            .try_into()
+            .expect("one");
+        assert_eq!(sign.lost_ns, Some(40 * MILLISECOND_NS));
     }
 
     #[test]

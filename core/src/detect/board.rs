@@ -1,12 +1,13 @@
-//! The daemon's active and ended findings, made from the detectors' signs.
+//! The daemon's active and ended findings and their incidents, made from the detectors' signs.
 //!
-//! Enters: signs. Leaves: findings, each with an id. Invariants: a sign of an active finding prolongs it; a finding whose signs
+//! Enters: signs. Leaves: findings, each with an id and that of its incident. Invariants: a sign of an active finding prolongs it; a finding whose signs
 //! have run out ended at the time of its last sign, and a later sign raises a new finding; both lists are bounded, and the
 //! owner with the most findings makes room. An active finding about a GPU without a job never makes room for a job's.
 
 use super::detector::Ratios;
 use super::finding::{Finding, FindingKind, Said, Severity, Sign, Subject};
-use super::tally::{Counted, FindingCounts};
+use super::incident::{Cause, Incident, Incidents};
+use super::tally::{Counted, Counts, Incurred, Lost};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
@@ -25,7 +26,10 @@ const MOST_ENDED: usize = 256;
 pub struct Board {
     active: BTreeMap<Key, Finding>,
     ended: VecDeque<Finding>,
-    raised: FindingCounts,
+    incidents: Incidents,
+    raised: Counts<Counted>,
+    incurred: Counts<Incurred>,
+    lost: Counts<Lost>,
     dropped: u64,
     next_id: u64,
     ratios: BTreeMap<RankKey, Ratios>,
@@ -43,6 +47,13 @@ pub struct Change {
     pub escalated: Vec<Finding>,
     /// Findings that ended.
     pub ended: Vec<Finding>,
+    /// Of those that were raised or became more severe, the ones that are news of their incident: in the first time that it is
+    /// there, or more severe than it was.
+    pub notable: Vec<Finding>,
+    /// Incidents that began or came back, as they are after this turn.
+    pub begun: Vec<Incident>,
+    /// Incidents of which nothing goes on any more.
+    pub over: Vec<Incident>,
     /// All that was seen.
     pub signs: Vec<Sign>,
 }
@@ -57,7 +68,9 @@ impl Change {
 impl Board {
     /// Takes a turn's signs; `gpu` returns index and UUID of a GPU by its position.
     pub fn update(&mut self, signs: Vec<Sign>, now_ns: i64, gpu: impl Fn(usize) -> Option<(String, String)>) -> Change {
-        let mut change = Change { ended: self.end(now_ns, |_| true), signs: signs.clone(), ..Change::default() };
+        let mut change = Change { signs: signs.clone(), ..Change::default() };
+        self.end(now_ns, &mut change, |_| true);
+        self.settle(now_ns, &mut change);
         for mut sign in signs {
             let gpu = sign.subject.gpu.and_then(&gpu);
             // Any sender can invent a job, so a finding about a job without a GPU is never critical.
@@ -66,12 +79,17 @@ impl Board {
             }
             let (uuid, subject) = (gpu.as_ref().map(|(_, uuid)| uuid.clone()), &sign.subject);
             let key = (sign.kind, uuid, subject.job.clone(), subject.rank, sign.code);
+            let lost_ns = sign.lost_ns;
             if let Some(finding) = self.active.get_mut(&key) {
                 let before = finding.sign.severity;
                 finding.prolong(sign, now_ns);
+                let is_worse = self.incidents.prolong(finding);
                 if finding.sign.severity > before {
+                    change.notable.extend(is_worse.then(|| finding.clone()));
                     change.escalated.push(finding.clone());
                 }
+                let id = finding.incident;
+                self.lose(id, lost_ns, now_ns);
                 continue;
             }
             if self.active.len() >= MOST_ACTIVE && !self.make_room(&sign, &mut change) {
@@ -81,27 +99,73 @@ impl Board {
             self.next_id += 1;
             let id = self.next_id;
             let first = Said::of(&sign, now_ns);
-            let finding =
-                Finding { id, gpu, first, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns: None, signs: 1 };
-            self.raised.raise(&finding, now_ns);
+            let (raised_ns, seen_ns) = (now_ns, now_ns);
+            let mut finding =
+                Finding { id, incident: 0, gpu, first, sign, raised_ns, seen_ns, ended_ns: None, signs: 1 };
+            let joined = self.incidents.raise(&finding, now_ns);
+            finding.incident = joined.id;
+            self.raised.add(Counted::of(&finding), 1, now_ns);
+            if joined.has_come {
+                let incurred = self.incidents.get(joined.id).map(Incurred::of);
+                incurred.into_iter().for_each(|incurred| self.incurred.add(incurred, 1, now_ns));
+                change.begun.extend(self.incidents.get(joined.id).cloned());
+            }
+            change.notable.extend(joined.is_news.then(|| finding.clone()));
             change.raised.push(finding.clone());
             self.active.insert(key, finding);
+            self.lose(joined.id, lost_ns, now_ns);
+        }
+        self.settle(now_ns, &mut change);
+        for begun in &mut change.begun {
+            if let Some(incident) = self.incidents.get(begun.id) {
+                begun.clone_from(incident);
+            }
         }
         change
     }
 
+    /// Puts late ranks whose cause was found, or is over, into the incident to which they belong now.
+    fn settle(&mut self, now_ns: i64, change: &mut Change) {
+        for finding in self.active.values_mut() {
+            if !self.incidents.is_misplaced(finding, now_ns) {
+                continue;
+            }
+            let from = finding.incident;
+            let over = self.incidents.end(finding);
+            let joined = self.incidents.raise(finding, now_ns);
+            finding.incident = joined.id;
+            if joined.has_come {
+                let incident = self.incidents.get(joined.id);
+                incident.map(Incurred::of).into_iter().for_each(|incurred| self.incurred.add(incurred, 1, now_ns));
+                change.begun.extend(incident.cloned());
+            }
+            self.incidents.absorb(from, joined.id);
+            change.over.extend(over.filter(|over| self.incidents.get(over.id).is_some()));
+        }
+    }
+
+    /// Adds what was lost to the incident and to its job's count.
+    fn lose(&mut self, incident: u64, lost_ns: Option<i64>, now_ns: i64) {
+        let Some(lost_ns) = lost_ns.and_then(|lost_ns| u64::try_from(lost_ns).ok()) else { return };
+        self.incidents.lose(incident, lost_ns);
+        let lost = self.incidents.get(incident).and_then(Lost::of);
+        lost.into_iter().for_each(|lost| self.lost.add(lost, lost_ns, now_ns));
+    }
+
     /// Ends what has run out, of those that `may` end.
-    fn end(&mut self, now_ns: i64, may: impl Fn(&Finding) -> bool) -> Vec<Finding> {
+    fn end(&mut self, now_ns: i64, change: &mut Change, may: impl Fn(&Finding) -> bool) {
         let has_run_out = |finding: &Finding| finding.sign.until_ns < now_ns && may(finding);
         let keys: Vec<Key> =
             self.active.iter().filter(|(_, finding)| has_run_out(finding)).map(|(key, _)| key.clone()).collect();
-        keys.iter().filter_map(|key| self.remove(key)).collect()
+        keys.iter().for_each(|key| drop(self.remove(key, change)));
     }
 
     /// Ends a finding at the time of its last sign, even if the board waited longer for another one.
-    fn remove(&mut self, key: &Key) -> Option<Finding> {
+    fn remove(&mut self, key: &Key, change: &mut Change) -> Option<Finding> {
         let mut finding = self.active.remove(key)?;
         finding.ended_ns = Some(finding.seen_ns);
+        change.over.extend(self.incidents.end(&finding));
+        change.ended.push(finding.clone());
         self.ended.push_back(finding.clone());
         if self.ended.len() > MOST_ENDED {
             let largest = shares::largest(self.ended.iter().map(Finding::owner)).map(|(owner, _)| owner.cloned());
@@ -129,9 +193,7 @@ impl Board {
             least.filter(|(_, finding)| finding.sign.severity < sign.severity)
         };
         let place = place.map(|(key, _)| key.clone());
-        let ended = place.and_then(|key| self.remove(&key));
-        change.ended.extend(ended.iter().cloned());
-        ended.is_some()
+        place.and_then(|key| self.remove(&key, change)).is_some()
     }
 
     /// Advances while there is no node: findings run out, except those about lost GPUs, and the ratios of ranks that are gone
@@ -140,7 +202,9 @@ impl Board {
         self.ratios.retain(|key, _| is_known(key));
         let lost = self.active.values_mut().filter(|finding| finding.sign.kind == FindingKind::GpuLost);
         lost.for_each(|finding| finding.seen_ns = now_ns);
-        Change { ended: self.end(now_ns, |finding| finding.sign.kind != FindingKind::GpuLost), ..Change::default() }
+        let mut change = Change::default();
+        self.end(now_ns, &mut change, |finding| finding.sign.kind != FindingKind::GpuLost);
+        change
     }
 
     /// Prolongs the findings of lost GPUs that are not among these UUIDs: they are still lost. A missing MIG instance was
@@ -187,9 +251,31 @@ impl Board {
         self.active().chain(self.ended())
     }
 
-    /// The number of findings that were raised, by kind and subject. A new count is returned as 0 for its first `settle_ns`.
+    /// Incidents that go on or are over, newest first.
+    pub fn incidents(&self) -> impl Iterator<Item = &Incident> {
+        self.incidents.all()
+    }
+
+    /// The number of findings that were raised, by kind and subject. A new count is returned as 0 for its first `settle_ns`. Each
+    /// kind also has a count without a subject, which is always 0, so that it has a series from the start.
     pub(super) fn counts(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Counted, u64)> {
-        self.raised.shown(now_ns, settle_ns)
+        let none = |kind| (Counted { kind, gpu: None, job: None, rank: None }, 0);
+        let mut counts: BTreeMap<Counted, u64> = FindingKind::ALL.into_iter().map(none).collect();
+        counts.extend(self.raised.shown(now_ns, settle_ns));
+        counts.into_iter().collect()
+    }
+
+    /// How often incidents were there, by cause and subject, as [`counts`](Self::counts).
+    pub(super) fn incurred(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Incurred, u64)> {
+        let none = |cause| (Incurred { cause, job: None, gpu: None }, 0);
+        let mut counts: BTreeMap<Incurred, u64> = Cause::ALL.into_iter().map(none).collect();
+        counts.extend(self.incurred.shown(now_ns, settle_ns));
+        counts.into_iter().collect()
+    }
+
+    /// Nanoseconds that ranks have lost, by job and cause. A new count is returned as 0 for its first `settle_ns`.
+    pub(super) fn lost(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Lost, u64)> {
+        self.lost.shown(now_ns, settle_ns)
     }
 }
 
@@ -235,6 +321,7 @@ mod tests {
             step: None,
             code: None,
             waiting_ranks: Vec::new(),
+            lost_ns: None,
             evidence: Vec::new(),
             text: Text::default(),
         }

@@ -69,6 +69,8 @@ struct Slow {
     ratio: f64,
     is_comm: bool,
     seen_ns: i64,
+    /// Whether the rank itself flushed in it: `allocator_thrash` has what it lost.
+    has_flushed: bool,
 }
 
 impl Detector for CommStarvation {
@@ -83,6 +85,12 @@ impl Detector for CommStarvation {
         let mut shortages: BTreeMap<(RankKey, Option<u64>), Shortage> = BTreeMap::new();
         for slow in std::mem::take(&mut self.waiting) {
             let waited_ns = view.now_ns - slow.seen_ns;
+            let is_own_flush = |trouble: &Trouble| {
+                trouble.kind == FindingKind::AllocatorThrash
+                    && trouble.key == slow.key
+                    && trouble.meets(slow.from_ns, slow.to_ns)
+            };
+            let slow = Slow { has_flushed: troubles.iter().any(is_own_flush), ..slow };
             match slow.cause(troubles) {
                 Some(trouble) if trouble.kind == FindingKind::AllocatorThrash || waited_ns >= SETTLE_NS => {
                     let of_step = shortages.entry((trouble.key.clone(), slow.step));
@@ -143,6 +151,7 @@ impl Baseline {
             ratio,
             is_comm: self.is_comm,
             seen_ns: view.now_ns,
+            has_flushed: false,
         })
     }
 
@@ -214,14 +223,22 @@ impl Shortage {
             step: slowest.step,
             code: None,
             waiting_ranks: Vec::new(),
+            lost_ns: None,
             evidence: Vec::new(),
             text: Text::default(),
         };
         let others = self.slow.iter().map(|slow| slow.key.1).filter(|rank| *rank != self.key.1);
         sign.add_waiting(&others.collect::<Vec<_>>());
+        sign.lost_ns = Some(self.lost_ns());
         sign.evidence = slowest.evidence(&sign.waiting_ranks);
         sign.text = self.text(slowest, &sign.waiting_ranks);
         Some(sign)
+    }
+
+    /// The time that ranks spent in communication beyond their baselines. What a rank that flushes lost itself is reported by
+    /// `allocator_thrash`.
+    fn lost_ns(&self) -> i64 {
+        self.slow.iter().filter(|slow| !slow.has_flushed).map(|slow| slow.comm_ns - slow.baseline_ns).sum()
     }
 
     fn text(&self, slowest: &Slow, waiting: &[u32]) -> Text {
@@ -317,6 +334,7 @@ mod tests {
         let end_ns = 8 * SECOND_NS + 90 * MILLISECOND_NS;
         let hold_ns = Hand::new(0).settings.hold_ns;
         assert_eq!((sign.begin_ns, sign.until_ns, sign.step), (8 * SECOND_NS, end_ns + hold_ns, Some(8)));
+        assert_eq!(sign.lost_ns, Some(30 * MILLISECOND_NS), "beyond the baseline");
         let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
         let expected =
             [("slowdown_ratio", 4.0), ("took_seconds", 0.04), ("baseline_seconds", 0.01), ("waiting_count", 1.0)];

@@ -60,8 +60,13 @@ impl Detector for Compare {
             self.note(&group);
             let is_lasting = self.straggler.judge(view, &group, troubles, signs);
             self.late.judge(view, &group, signs);
+            let before = signs.len();
             self.stages.judge(view, &group, signs);
+            let has_stage = signs.len() > before;
             self.lengths.judge(view, &group, is_lasting, signs);
+            // Both would count what the step lost by uneven work.
+            let uneven = signs.iter_mut().skip(before).filter(|sign| sign.kind == FindingKind::UnevenWork);
+            uneven.for_each(|sign| sign.lost_ns = sign.lost_ns.filter(|_| !has_stage));
         }
     }
 

@@ -170,6 +170,7 @@ mod tests {
             step: Some(step),
             code: None,
             waiting_ranks: Vec::new(),
+            lost_ns: None,
             evidence: Vec::new(),
             text: Text::default(),
         }

@@ -134,6 +134,8 @@ pub struct Sign {
     pub code: Option<u64>,
     /// Ranks of the job that wait for the subject, in order and at most 64; empty where nobody is known to.
     pub waiting_ranks: Vec<u32>,
+    /// Time that ranks lost by it since the sign before, summed over the ranks, nanoseconds; `None` where that is not known.
+    pub lost_ns: Option<i64>,
     /// The numbers.
     pub evidence: Vec<Evidence>,
     /// The words.
@@ -176,6 +178,8 @@ impl Said {
 pub struct Finding {
     /// Number of the finding since the daemon started.
     pub id: u64,
+    /// Number of the [`Incident`](super::Incident) that it belongs to.
+    pub incident: u64,
     /// Index and UUID of its GPU.
     pub gpu: Option<(String, String)>,
     /// What the first sign said.

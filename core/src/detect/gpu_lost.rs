@@ -32,6 +32,7 @@ impl Detector for GpuLost {
                 step: None,
                 code: None,
                 waiting_ranks: Vec::new(),
+                lost_ns: None,
                 evidence: Vec::new(),
                 text: Text {
                     what: format!("{} does not answer.", view.gpu_name(gpu)),

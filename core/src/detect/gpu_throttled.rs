@@ -5,8 +5,8 @@
 
 use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Text, seconds};
-use super::steps::Step;
-use super::view::{View, median, ratio};
+use super::steps::{Step, is_one_of};
+use super::view::{RankNow, View, median, ratio};
 use crate::clock::SECOND_NS;
 use crate::gpu::{Medium, SLOWDOWN_MASK, THROTTLE_REASONS};
 use crate::phases::RankKey;
@@ -82,8 +82,23 @@ impl Detector for GpuThrottled {
         }
         for (gpu, clocks) in self.gpus.iter().enumerate() {
             if let Some(begin_ns) = clocks.begin_ns {
-                let lengths = view.rank_on(gpu).and_then(|rank| self.ranks.get(&rank.key));
-                signs.push(sign(view, gpu, clocks, begin_ns, lengths.and_then(Lengths::medians)));
+                let rank = view.rank_on(gpu);
+                let steps_ns = rank.and_then(|rank| self.ranks.get(&rank.key)?.medians());
+                // A rank with several such GPUs loses its time once.
+                let is_first = |rank: &&RankNow| {
+                    let is_held = |other: &usize| self.gpus.get(*other).is_some_and(|one| one.begin_ns.is_some());
+                    rank.gpus.iter().copied().filter(is_held).min() == Some(gpu)
+                };
+                let lost_ns = rank.filter(is_first).zip(steps_ns).map(|(rank, (healthy_ns, _))| {
+                    let is_judged = |step: &&Step| {
+                        let refills = step.phases.iter().any(|one| is_one_of(&one.name, &view.settings.refill_phases));
+                        step.nth >= view.settings.warm_up_steps && !refills
+                    };
+                    let is_its = |step: &&Step| step.key == rank.key && step.begin_ns >= begin_ns;
+                    let steps = view.steps.iter().filter(is_its).filter(is_judged);
+                    steps.map(|step| (step.length_ns() - healthy_ns).max(0)).sum()
+                });
+                signs.push(Sign { lost_ns, ..sign(view, gpu, clocks, begin_ns, steps_ns) });
             }
         }
     }
@@ -218,6 +233,7 @@ fn sign(view: &View<'_>, gpu: usize, clocks: &Clocks, begin_ns: i64, steps_ns: O
         step: view.step_on(gpu),
         code: None,
         waiting_ranks: Vec::new(),
+        lost_ns: None,
         evidence: numbers.into_iter().filter_map(|(name, value)| Some(Evidence { name, value: value? })).collect(),
         text: Text {
             what: what(&view.gpu_name(gpu), reason, hertz),
@@ -382,5 +398,7 @@ mod tests {
         let number = |name| sign.evidence.iter().find(|one| one.name == name).map(|one| one.value);
         assert_eq!((number("step_slowdown_ratio"), number("clock_ratio")), (Some(2.0), Some(0.5)));
         assert_eq!(sign.severity, Severity::Critical, "half of the clock");
+        assert_eq!(sign.lost_ns, Some(400 * MILLISECOND_NS), "in the step that ended");
+        assert_eq!(hand.look(&mut detector).0[0].lost_ns, Some(0), "no other step has");
     }
 }

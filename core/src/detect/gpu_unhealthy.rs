@@ -133,6 +133,7 @@ impl Ailment {
             step: None,
             code: Some(self.code),
             waiting_ranks: Vec::new(),
+            lost_ns: None,
             evidence: Vec::new(),
             text: Text {
                 what: format!("{} {}.", view.gpu_name(gpu), self.what),

@@ -91,6 +91,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
         step: step.number,
         code: None,
         waiting_ranks: Vec::new(),
+        lost_ns: steps.back().map(|step| step.stalled_ns),
         evidence: vec![
             Evidence { name: "stalled_ratio", value: found },
             Evidence { name: "stalled_seconds", value: seconds(stalled_ns) },
@@ -170,6 +171,7 @@ mod tests {
         );
         assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
         assert_eq!((share, sign.evidence[1].value), (Some(0.6), 0.12));
+        assert_eq!(sign.lost_ns, Some(60 * MILLISECOND_NS), "of its own step");
         assert_eq!((sign.begin_ns, sign.until_ns), (0, hand.now_ns + hand.settings.hold_ns));
         assert_eq!(sign.text.what, "Rank 0 of j spent 60 % of its time waiting for data.");
         assert_eq!(sign.text.why, "In its last 2 steps it was 0.12 s in its data phase with its GPU idle.");

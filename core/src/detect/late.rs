@@ -1,7 +1,8 @@
-//! `straggler`, of jobs that do not mark their communication: a rank that is late behind a barrier.
+//! `straggler`, of jobs that do not mark their communication, or in which it runs beside their work: a rank that is late behind a
+//! barrier.
 //!
-//! DDP and FSDP hide their collectives in the backward pass. Every rank then takes as long as the slowest, so that the durations
-//! of steps name nobody. Two things still differ. The marks: a phase of the late rank is longer than that of its peers, by what
+//! DDP and FSDP hide their collectives in the forward and backward pass. Every rank then takes as long as the slowest, so that the
+//! durations of steps name nobody. Two things still differ. The marks: a phase of the late rank is longer than that of its peers, by what
 //! later phases of the peers are longer, because they wait in them. And the GPUs, where the marks are equal: a GPU that waits in
 //! a collective is busy and uses no tensor cores, one that computes longer uses them more, and one whose host is late is less
 //! busy. Measured on two H200s: late by 26 of 131 ms in backward, the tensor cores were active 1.59 times as much; late by
@@ -16,7 +17,7 @@ use super::lasting::Lags;
 use super::peers::{Group, Member};
 use super::settings::Settings;
 use super::steps::{Step, is_one_of};
-use super::view::{View, ratio};
+use super::view::{View, median, ratio};
 use crate::clock::SECOND_NS;
 use crate::gpu::{Medium, SLOWDOWN_MASK};
 use crate::jobs::JobId;
@@ -28,6 +29,10 @@ use std::sync::Arc;
 const WAITED_SHARE: f64 = 0.5;
 /// A step must take at least this many times as long as it would without the late phase.
 const SLOWDOWN: f64 = 1.05;
+/// And if its host is late. Where the hosts of all ranks hardly keep up, as under FSDP2, the GPU of one is less busy by chance.
+const HOST_SLOWDOWN: f64 = 1.15;
+/// Blocks in which nobody was late that show how long a step takes.
+const HEALTHY_BLOCKS: usize = 8;
 /// Steps and time whose readings are compared with each other.
 const BLOCK_STEPS: usize = 10;
 const BLOCK_NS: i64 = SECOND_NS;
@@ -90,8 +95,10 @@ struct Block {
     lengths_ns: Vec<i64>,
     first: Option<u64>,
     step_ns: i64,
-    /// The shortest mean step of a block in which nobody was late.
-    healthy_ns: Option<i64>,
+    /// How many there were.
+    steps: usize,
+    /// The mean steps of the last blocks in which nobody was late.
+    healthy_ns: VecDeque<i64>,
     /// The last block's verdict, and in how many blocks in a row it was the same.
     verdict: Option<(RankKey, Why)>,
     blocks: u32,
@@ -118,6 +125,8 @@ struct Found<'a> {
     why: Why,
     lag_ns: i64,
     step_ns: i64,
+    /// How many steps it is about.
+    steps: usize,
     /// For how long at least the finding goes on without another sign.
     hold_ns: i64,
     evidence: Vec<Evidence>,
@@ -183,13 +192,13 @@ impl Late {
             if let Some(known) = self.ranks.get_mut(&found.member.step.key) {
                 known.slowdown = slowdown;
             }
-            signs.push(found.sign(view, slowdown));
+            signs.push(found.sign(view, slowdown, group.members.len() - 1));
         }
     }
 
     /// The one rank that has been late for a while by the marks.
     fn judge_marks<'a>(&mut self, view: &View<'_>, group: &'a Group<'_>) -> Option<Found<'a>> {
-        let phases: Vec<Phases> = group.members.iter().map(|member| Phases::of(member.step)).collect();
+        let phases: Vec<Phases> = group.members.iter().map(|member| Phases::of(member.step, view.settings)).collect();
         let lengths = Lengths::of(&phases);
         let late: Vec<Option<Found<'a>>> = (group.members.iter().zip(&phases))
             .map(|(member, own)| by_marks(view.settings, &lengths, own, member))
@@ -215,6 +224,7 @@ impl Late {
         }
         block.lengths_ns.push(end_ns - begin_ns);
         block.step_ns = (end_ns - block.begin_ns) / i64::try_from(block.lengths_ns.len()).unwrap_or(i64::MAX);
+        block.steps = block.lengths_ns.len();
         let is_long = block.lengths_ns.len() >= BLOCK_STEPS && end_ns - block.begin_ns >= BLOCK_NS;
         if !is_long && block.lengths_ns.len() < MOST_STEPS {
             return None;
@@ -229,7 +239,8 @@ impl Late {
         block.blocks = if verdict.is_some() && verdict == block.verdict { block.blocks + 1 } else { 1 };
         block.verdict = verdict;
         if found.is_none() {
-            block.healthy_ns = Some(block.healthy_ns.unwrap_or(i64::MAX).min(block.step_ns));
+            block.healthy_ns.push_front(block.step_ns);
+            block.healthy_ns.truncate(HEALTHY_BLOCKS);
         }
         found.filter(|_| block.blocks >= if is_even { BLOCKS } else { UNEVEN_BLOCKS })
     }
@@ -277,19 +288,18 @@ struct Mean {
     is_throttled: bool,
 }
 
-/// Whether all ranks of a step do the same on other data, none of them marks its communication, and none does anything
-/// beside training.
+/// Whether all ranks of a step do the same on other data, the work of none is known by its marks, and none does anything beside
+/// training.
 fn are_comparable(view: &View<'_>, group: &Group<'_>) -> bool {
     let Some(first) = group.members.first() else { return false };
     let settings = view.settings;
     let is_apart = |member: &Member<'_>| {
-        let names = || member.step.phases.iter().map(|phase| &*phase.name);
-        let marks_comm = names().any(|name| is_one_of(name, &settings.comm_phases));
-        let refills = names().any(|name| is_one_of(name, &settings.refill_phases));
-        marks_comm || refills || !member.step.is_whole || member.step.phases.is_empty()
+        let refills = member.step.phases.iter().any(|phase| is_one_of(&phase.name, &settings.refill_phases));
+        member.work.is_some() || refills || !member.step.is_whole || member.step.phases.is_empty()
     };
     let order = |member: &Member<'_>| -> Vec<Arc<str>> {
-        let phases = member.step.phases.iter().filter(|phase| !is_one_of(&phase.name, &settings.data_phases));
+        let is_left_out = |name: &str| is_one_of(name, &settings.data_phases) || is_one_of(name, &settings.comm_phases);
+        let phases = member.step.phases.iter().filter(|phase| !is_left_out(&phase.name));
         phases.map(|phase| Arc::clone(&phase.name)).collect()
     };
     let of_first = order(first);
@@ -307,8 +317,8 @@ fn are_comparable(view: &View<'_>, group: &Group<'_>) -> bool {
         && group.members.iter().all(|member| is_like(member) && order(member) == of_first)
 }
 
-/// The phases of a step by name, in the order of their first begin, and last the time that no phase covers: the host of a rank
-/// that runs ahead of its GPU waits there, at the end of the step.
+/// The phases of a step by name, in the order of their first begin, without communication, which runs beside them; and last the
+/// time that no phase covers: the host of a rank that runs ahead of its GPU waits there, at the end of the step.
 struct Phases(Vec<OnePhase>);
 
 /// How long all phases of one name took in a step, and when the last one ended, nanoseconds.
@@ -322,9 +332,10 @@ struct OnePhase {
 const UNMARKED: &str = "unmarked time";
 
 impl Phases {
-    fn of(step: &Step) -> Self {
+    fn of(step: &Step, settings: &Settings) -> Self {
         let mut all: Vec<OnePhase> = Vec::new();
-        let mut phases: Vec<_> = step.phases.iter().collect();
+        let is_comm = |name: &str| is_one_of(name, &settings.comm_phases);
+        let mut phases: Vec<_> = step.phases.iter().filter(|phase| !is_comm(&phase.name)).collect();
         phases.sort_by_key(|phase| phase.begin_ns);
         for phase in phases {
             let (length_ns, end_ns) = (phase.end_ns - phase.begin_ns, phase.end_ns);
@@ -417,6 +428,7 @@ fn by_marks<'a>(settings: &Settings, lengths: &Lengths, own: &Phases, member: &'
         why,
         lag_ns,
         step_ns,
+        steps: 1,
         hold_ns: 0,
         evidence: vec![Evidence { name: "peers_waited_seconds", value: seconds(waited_ns) }],
         numbers: format!(
@@ -457,9 +469,10 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a part of a step")]
     let most_ns = (block.step_ns as f64 * share) as i64;
     // What is done in the late part may use the tensor cores more than the rest. What steps took before is the better bound.
-    let longer_ns = block.healthy_ns.map(|healthy_ns| block.step_ns - healthy_ns);
+    let longer_ns = median(block.healthy_ns.iter().copied()).map(|healthy_ns| block.step_ns - healthy_ns);
     let lag_ns = longer_ns.map_or(most_ns, |ns| ns.min(most_ns));
-    let slows = ratio(block.step_ns, block.step_ns - lag_ns).is_some_and(|slowdown| slowdown >= SLOWDOWN);
+    let least = if why == Why::Host { HOST_SLOWDOWN } else { SLOWDOWN };
+    let slows = ratio(block.step_ns, block.step_ns - lag_ns).is_some_and(|slowdown| slowdown >= least);
     if lag_ns < view.settings.lag_ns || !slows {
         return None;
     }
@@ -470,6 +483,7 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
         why,
         lag_ns,
         step_ns: block.step_ns,
+        steps: block.steps,
         // The next block may take as long.
         hold_ns: 2 * (view.now_ns - block.begin_ns),
         evidence: vec![
@@ -480,8 +494,8 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
         ],
         numbers: format!(
             "In {from} the tensor cores of its GPU were active in {:.1} % of the time, those of the other ranks in {:.1} % at \
-             the median; the GPU was busy in {:.0} % of it, theirs in {:.0} %. Communication is not marked, so that all ranks \
-             seem to take as long.",
+             the median; the GPU was busy in {:.0} % of it, theirs in {:.0} %. Ranks that wait for each other take as long, \
+             whoever is late.",
             percent(mean.tensor),
             percent(tensor),
             percent(mean.busy),
@@ -492,7 +506,8 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
 }
 
 impl Found<'_> {
-    fn sign(self, view: &View<'_>, slowdown: Option<f64>) -> Sign {
+    /// `peers` is how many ranks wait for it.
+    fn sign(self, view: &View<'_>, slowdown: Option<f64>, peers: usize) -> Sign {
         let step = self.member.step;
         let (job, rank) = (&step.key.0, step.key.1);
         let lag = HumanDuration(self.lag_ns);
@@ -545,6 +560,7 @@ impl Found<'_> {
             step: step.number,
             code: None,
             waiting_ranks: Vec::new(),
+            lost_ns: i64::try_from(self.steps * peers).ok().map(|times| self.lag_ns.saturating_mul(times)),
             evidence: numbers.into_iter().flatten().chain(self.evidence).collect(),
             text: Text { what, why: self.numbers, advice: advice.to_owned() },
         }
@@ -628,8 +644,37 @@ mod tests {
             );
             assert!(signs[0].text.what.contains(why), "{}", signs[0].text.what);
             assert!(signs[0].text.why.contains("more in backward"), "{}", signs[0].text.why);
+            let lag_ms = if late == LATE_FORWARD { 25 } else { 28 };
+            assert_eq!(signs[0].lost_ns, Some(lag_ms * MILLISECOND_NS), "by its one peer, in one step");
             assert!(Hand::ratios(&detector, 1).compute_lag.is_some_and(|ratio| (1.2..1.3).contains(&ratio)));
             assert_eq!(Hand::ratios(&detector, 0).compute_lag, None);
+        }
+    }
+
+    /// The marks of `watch` under DDP and FSDP2: what is left of a rank's phases beside its collectives is chance.
+    #[test]
+    fn communication_that_runs_beside_the_work_neither_names_a_rank_nor_hides_one() {
+        for (late, expected) in [(EQUAL, vec![]), (LATE_FORWARD, vec![1])] {
+            let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+            let mut signs = Vec::new();
+            for nth in 0..30 {
+                let begin_ns = i64::try_from(nth).expect("small") * SECOND_NS;
+                let steps = [(EQUAL, 10), (late, 75)].into_iter().enumerate().map(|(rank, (phases, from_ms))| {
+                    let mut step = Hand::step(rank, nth, begin_ns, phases);
+                    let (from_ns, to_ns) = (begin_ns + from_ms * MILLISECOND_NS, begin_ns + 110 * MILLISECOND_NS);
+                    let comm = crate::detect::steps::Phase {
+                        name: "comm".into(),
+                        begin_ns: from_ns,
+                        end_ns: to_ns,
+                        retries: [None; 2],
+                    };
+                    step.phases.push(comm);
+                    step
+                });
+                signs.extend(hand.steps_end(&mut detector, steps.collect()));
+            }
+            assert_eq!(ranks(&signs), expected);
+            assert!(signs.iter().all(|sign| sign.text.what.contains("takes 25 ms longer in forward")), "{signs:?}");
         }
     }
 
@@ -698,6 +743,7 @@ mod tests {
     fn what_it_costs_is_bounded_by_what_steps_took_before() {
         let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
         let cost = |signs: &[Sign]| signs.last().map(|sign| sign.evidence[0].value);
+        let lost_s = |signs: &[Sign]| signs.last().and_then(|sign| sign.lost_ns).map(seconds);
         let late = |_| vec![(EQUAL, 0.03, 1.0), (EQUAL, 0.06, 1.0)];
         assert_eq!(cost(&run(&mut hand, &mut detector, 0..40, late)), Some(0.065), "half of the step at most");
         // Steps of 130 ms that had taken 100.
@@ -705,6 +751,7 @@ mod tests {
         run_of(100, &mut hand, &mut detector, 0..30, |_| vec![(EQUAL, 0.03, 1.0), (EQUAL, 0.03, 1.0)]);
         let signs = run(&mut hand, &mut detector, 30..70, late);
         assert!(cost(&signs).is_some_and(|cost| (0.03..0.035).contains(&cost)), "{:?}", cost(&signs));
+        assert!(lost_s(&signs).is_some_and(|lost| (0.3..0.35).contains(&lost)), "ten steps: {:?}", lost_s(&signs));
     }
 
     #[test]

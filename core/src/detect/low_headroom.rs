@@ -93,6 +93,7 @@ fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
         step: view.step_on(gpu),
         code: None,
         waiting_ranks: Vec::new(),
+        lost_ns: None,
         evidence: vec![bytes("least_free_bytes", free_bytes), bytes("needed_bytes", needed_bytes)],
         text: Text {
             what: format!("{} had only {} free.", view.gpu_name(gpu), human(free_bytes)),

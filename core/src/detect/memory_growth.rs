@@ -188,6 +188,7 @@ impl Growth {
             step: step.number,
             code: None,
             waiting_ranks: Vec::new(),
+            lost_ns: None,
             evidence,
             text: Text {
                 what: format!("The peak of memory of rank {rank} of {job} rises from step to step. {when}"),

@@ -1,12 +1,13 @@
 //! The detectors, which report why steps are slow, or soon will be, while it happens and with the measured numbers.
 //!
 //! Enters, in each turn of the join: ended phases, rings, falls of memory, and each GPU's latest readings. Leaves: a [`Board`]
-//! of findings, and the ratios of each rank's last steps. Invariants: detectors do no I/O and take time from their view, so
+//! of findings and incidents, and the ratios of each rank's last steps. Invariants: detectors do no I/O and take time from their view, so
 //! that live, replay and test share them; each is one file; a finding states what was observed and what coincided with it, and
 //! claims no mechanism that the data does not show. Absent on purpose: alerting, which Prometheus does.
 //!
 //! To add a detector: a file with a `Detector`, its kind in `finding.rs`, and its line in `State::new`. A detector that looks
-//! for a cause comes after the detectors that report it; otherwise the order does not matter.
+//! for a cause comes after the detectors that report it; otherwise the order does not matter. Its cause, and its place among what
+//! follows from what, are two lines in `incident.rs`.
 
 mod allocator_thrash;
 mod board;
@@ -21,6 +22,7 @@ mod gpu_unhealthy;
 #[cfg(test)]
 mod hand;
 mod idle_gpu;
+mod incident;
 mod input_stall;
 mod lasting;
 mod late;
@@ -47,8 +49,9 @@ mod xid;
 pub use board::{Board, Change};
 pub use detector::{Looked, Ratios};
 pub use finding::{Certainty, Evidence, Finding, FindingKind, Said, Severity, Sign, Subject, Text};
+pub use incident::{Cause, Incident, Part, Whose};
 pub use settings::Settings;
-pub use tally::Counted;
+pub use tally::{Counted, Incurred, Lost};
 
 use crate::clock::SECOND_NS;
 use crate::jobs::{FailedAllocation, JobId, Jobs, Rank};
@@ -135,11 +138,34 @@ impl Detect {
         board.active().chain(board.ended().filter(is_held)).cloned().collect()
     }
 
+    /// The incidents that metrics export at a time, as [`shown`](Self::shown).
+    #[must_use]
+    pub fn shown_incidents(&self, now_ns: i64) -> Vec<Incident> {
+        let held_ns = self.scrapes().interval_ns() * HELD_INTERVALS;
+        let is_shown = |incident: &&Incident| incident.is_active() || now_ns - incident.seen_ns <= held_ns;
+        self.board().incidents().filter(is_shown).cloned().collect()
+    }
+
     /// How many findings have been raised of each kind and subject, as metrics show it at a time.
     #[must_use]
     pub fn counts(&self, now_ns: i64) -> Vec<(Counted, u64)> {
-        let settle_ns = self.scrapes().known_interval_ns() * SETTLE_INTERVALS;
-        self.board().counts(now_ns, settle_ns)
+        self.board().counts(now_ns, self.settle_ns())
+    }
+
+    /// How often incidents were there, by cause and subject, as metrics show it at a time.
+    #[must_use]
+    pub fn incurred(&self, now_ns: i64) -> Vec<(Incurred, u64)> {
+        self.board().incurred(now_ns, self.settle_ns())
+    }
+
+    /// Nanoseconds that ranks have lost, summed over them, by job and cause, as metrics show it at a time.
+    #[must_use]
+    pub fn lost(&self, now_ns: i64) -> Vec<(Lost, u64)> {
+        self.board().lost(now_ns, self.settle_ns())
+    }
+
+    fn settle_ns(&self) -> i64 {
+        self.scrapes().known_interval_ns() * SETTLE_INTERVALS
     }
 
     /// By kind of finding, the steps that its detector has examined since the GPUs last changed.

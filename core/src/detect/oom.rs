@@ -212,6 +212,7 @@ fn sign(view: &View<'_>, key: &RankKey, gpu: Option<usize>, peak_bytes: Option<u
         step,
         code: None,
         waiting_ranks: Vec::new(),
+        lost_ns: None,
         evidence: known.evidence(),
         text: Text { what: what(key, step, cause, &known), why: known.why(cause), advice: known.advice().to_owned() },
     }

@@ -89,6 +89,7 @@ fn sign(view: &View<'_>, gpu: usize, link: &PcieLink, begin_ns: i64) -> Sign {
         step: view.step_on(gpu),
         code: None,
         waiting_ranks: Vec::new(),
+        lost_ns: None,
         evidence: evidence.into_iter().chain(ratio).collect(),
         text: Text {
             what: format!(

@@ -55,7 +55,10 @@ impl<'a> Group<'a> {
             mesh: now(step).and_then(|rank| rank.mesh.as_deref()),
             work: Work::of(step, view.settings),
         };
-        let members: Vec<Member<'a>> = steps.iter().map(member).collect();
+        let mut members: Vec<Member<'a>> = steps.iter().map(member).collect();
+        if !Work::is_known(members.iter().filter_map(|member| member.work.as_ref())) {
+            members.iter_mut().for_each(|member| member.work = None);
+        }
         let size = steps.iter().filter_map(now).filter_map(|rank: &RankNow| rank.world_size).max();
         let is_all = size.is_none_or(|size| members.len() as u64 >= u64::from(size));
         let alike = alike(&members);
@@ -156,6 +159,11 @@ impl Whole {
     /// The duration of the step over its duration with even work; at least 1.
     pub fn slowdown(self) -> f64 {
         super::view::ratio(self.step_ns, self.even_ns).unwrap_or(1.0).max(1.0)
+    }
+
+    /// The time that ranks lose because work is uneven, summed over so many ranks, nanoseconds.
+    pub fn lost_ns(self, ranks: usize) -> Option<i64> {
+        Some((self.step_ns - self.even_ns).max(0).saturating_mul(i64::try_from(ranks).ok()?))
     }
 
     /// Its numbers.

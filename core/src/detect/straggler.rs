@@ -85,7 +85,13 @@ impl Straggler {
             if lasting.iter().any(|other| lag.may_wait_for(other)) {
                 unclear.push(&lag.member.step.key);
             } else {
-                signs.push(lag.sign(view, group, Severity::Warning, None));
+                let sign = lag.sign(view, group, Severity::Warning, None);
+                // If memory was short, `comm_starvation` counts how long its peers waited.
+                let is_short = troubles.iter().any(|trouble| {
+                    let step = lag.member.step;
+                    trouble.key == step.key && trouble.meets(step.begin_ns, step.end_ns)
+                });
+                signs.push(Sign { lost_ns: sign.lost_ns.filter(|_| !is_short), ..sign });
             }
         }
         let judged = |step: &Step| {
@@ -228,6 +234,7 @@ impl Lag<'_> {
             step: step.number,
             code: None,
             waiting_ranks: Vec::new(),
+            lost_ns: i64::try_from(self.peers).ok().map(|peers| self.waited_ns.saturating_mul(peers)),
             evidence,
             text: Text {
                 what,
@@ -284,6 +291,7 @@ mod tests {
         );
         assert_eq!(sign.subject, Subject { gpu: Some(3), job: Some("j".into()), rank: Some(3) });
         assert_eq!((sign.begin_ns, sign.until_ns), (7 * SECOND_NS, hand.now_ns + hand.settings.hold_ns));
+        assert_eq!(sign.lost_ns, Some(90 * MILLISECOND_NS), "30 ms of each of three");
         let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
         assert_eq!(
             values[..4],

@@ -1,19 +1,31 @@
-//! How many findings there have been of each subject: the counter `highwater_findings_total`.
+//! Counters by subject: how many findings and incidents there have been, and how much time was lost.
 //!
-//! Enters: findings that are raised. Leaves: a count for each kind, GPU, job and rank. Invariants: at most [`MOST_SERIES`]
-//! counts are kept, and the owner with the most of them loses its oldest. A dropped count is not added to any other; if it
-//! comes back, it starts at 0, which every reader of counters takes for a restart. A count is exported as 0 before it is
-//! exported as 1, because a reader of counters sees no increase from "no such series" to 1.
+//! Enters: what is to be added to a count. Leaves: the counts. Invariants: the counts of each sort are bounded in number, and
+//! the owner with the most of them loses its oldest. A dropped count is not added to any other; if it comes back, it starts at 0,
+//! which every reader of counters takes for a restart. A count is exported as 0 before it is exported as more, because a reader of
+//! counters sees no increase from "no such series" to 1.
 
 use super::finding::{Finding, FindingKind};
+use super::incident::{Cause, Incident, Whose};
 use crate::jobs::JobId;
+use crate::scope::Scope;
 use crate::shares;
 use std::collections::BTreeMap;
 
-/// Counts that are kept.
+/// Counts of findings that are kept, by rank; and of incidents, and of lost time, by job.
 pub(super) const MOST_SERIES: usize = 512;
+const MOST_OF_JOBS: usize = 128;
 
-/// What is counted. Each kind also has a count without a subject, which is always 0, so that it has a series from the start.
+/// Something that is counted.
+pub(super) trait Subject: Ord + Clone {
+    /// How many counts are kept.
+    const MOST: usize;
+
+    /// The job that it is about.
+    fn job(&self) -> Option<&JobId>;
+}
+
+/// A kind of finding and whom it is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Counted {
     /// What kind.
@@ -26,9 +38,77 @@ pub struct Counted {
     pub rank: Option<u32>,
 }
 
+/// A cause of incidents and whose they are.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Incurred {
+    /// What kind of cause.
+    pub cause: Cause,
+    /// The job.
+    pub job: Option<JobId>,
+    /// Without a job, index and UUID of the GPU.
+    pub gpu: Option<(String, String)>,
+}
+
+/// A job that lost time, and by what.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Lost {
+    /// The job.
+    pub job: JobId,
+    /// By what kind of cause.
+    pub cause: Cause,
+}
+
+impl Counted {
+    pub(super) fn of(finding: &Finding) -> Self {
+        let subject = &finding.sign.subject;
+        Self { kind: finding.sign.kind, gpu: finding.gpu.clone(), job: subject.job.clone(), rank: subject.rank }
+    }
+}
+
+impl Incurred {
+    pub(super) fn of(incident: &Incident) -> Self {
+        let (job, gpu) = match &incident.whose {
+            Whose::Job(job) => (Some(job.clone()), None),
+            Whose::Gpu(index, uuid) => (None, Some((index.clone(), uuid.clone()))),
+        };
+        Self { cause: incident.cause, job, gpu }
+    }
+}
+
+impl Lost {
+    /// `None` for an incident of no job.
+    pub(super) fn of(incident: &Incident) -> Option<Self> {
+        Some(Self { job: incident.whose.job()?.clone(), cause: incident.cause })
+    }
+}
+
+impl Subject for Counted {
+    const MOST: usize = MOST_SERIES;
+
+    fn job(&self) -> Option<&JobId> {
+        self.job.as_ref()
+    }
+}
+
+impl Subject for Incurred {
+    const MOST: usize = MOST_OF_JOBS;
+
+    fn job(&self) -> Option<&JobId> {
+        self.job.as_ref()
+    }
+}
+
+impl Subject for Lost {
+    const MOST: usize = MOST_OF_JOBS;
+
+    fn job(&self) -> Option<&JobId> {
+        Some(&self.job)
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Count {
-    raised: u64,
+    sum: u64,
     first_ns: i64,
     last_ns: i64,
     /// It has been shown as more than 0, and is never shown as less again.
@@ -36,22 +116,24 @@ struct Count {
 }
 
 /// The counts.
-#[derive(Debug, Default)]
-pub(super) struct FindingCounts(BTreeMap<Counted, Count>);
+#[derive(Debug)]
+pub(super) struct Counts<Of>(BTreeMap<Of, Count>);
 
-impl FindingCounts {
-    /// Counts a finding. If there are then too many counts, the owner with the most loses the one that has not changed for
-    /// longest.
-    pub(super) fn raise(&mut self, finding: &Finding, now_ns: i64) {
-        let subject = &finding.sign.subject;
-        let of =
-            Counted { kind: finding.sign.kind, gpu: finding.gpu.clone(), job: subject.job.clone(), rank: subject.rank };
-        let new = Count { raised: 0, first_ns: now_ns, last_ns: now_ns, is_shown: false };
+impl<Of> Default for Counts<Of> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<Of: Subject> Counts<Of> {
+    /// Adds to a count. If there are then too many counts, the owner with the most loses the one that has not changed for longest.
+    pub(super) fn add(&mut self, of: Of, more: u64, now_ns: i64) {
+        let new = Count { sum: 0, first_ns: now_ns, last_ns: now_ns, is_shown: false };
         let count = self.0.entry(of).or_insert(new);
-        (count.raised, count.last_ns) = (count.raised + 1, now_ns);
-        if self.0.len() > MOST_SERIES {
-            let owner = |of: &Counted| of.job.as_ref().map(|job| job.scope().clone());
-            let largest = shares::largest(self.0.keys().map(owner)).map(|(owner, _)| owner);
+        (count.sum, count.last_ns) = (count.sum.saturating_add(more), now_ns);
+        if self.0.len() > Of::MOST {
+            let owner = |of: &Of| of.job().map(JobId::scope).cloned();
+            let largest: Option<Option<Scope>> = shares::largest(self.0.keys().map(owner)).map(|(owner, _)| owner);
             let of_largest = self.0.iter().filter(|(of, _)| Some(owner(of)) == largest);
             let oldest = of_largest.min_by_key(|(_, count)| count.last_ns).map(|(of, _)| of.clone());
             oldest.and_then(|of| self.0.remove(&of));
@@ -59,13 +141,11 @@ impl FindingCounts {
     }
 
     /// The counts to export at a time. A new count is exported as 0 for its first `settle_ns`.
-    pub(super) fn shown(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Counted, u64)> {
-        let none = |kind| Counted { kind, gpu: None, job: None, rank: None };
-        let mut shown: BTreeMap<Counted, u64> = FindingKind::ALL.into_iter().map(|kind| (none(kind), 0)).collect();
-        for (of, count) in &mut self.0 {
+    pub(super) fn shown(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Of, u64)> {
+        let show = |(of, count): (&Of, &mut Count)| {
             count.is_shown |= now_ns - count.first_ns >= settle_ns;
-            shown.insert(of.clone(), if count.is_shown { count.raised } else { 0 });
-        }
-        shown.into_iter().collect()
+            (of.clone(), if count.is_shown { count.sum } else { 0 })
+        };
+        self.0.iter_mut().map(show).collect()
     }
 }

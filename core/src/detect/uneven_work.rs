@@ -109,6 +109,7 @@ fn sign(view: &View<'_>, group: &Group<'_>, recent: &VecDeque<Longest>) -> Optio
         step: step.number,
         code: None,
         waiting_ranks: Vec::new(),
+        lost_ns: group.whole.and_then(|whole| whole.lost_ns(group.members.len())),
         evidence,
         text: Text {
             what: format!(

@@ -2,14 +2,17 @@
 //!
 //! Enters: a [`Step`] with its phases. Leaves: [`Work`]. Invariants: time that no mark covers is unknown and counts as
 //! nothing; communication, waiting for data, and phases outside of training are no work, wherever they lie in other phases. A
-//! step whose communication is not marked has no known work: its phases may contain waiting.
+//! step whose communication is not marked has no known work: its phases may contain waiting. Neither has one whose communication
+//! runs beside its work, as under DDP and FSDP2: a collective is marked from when it is issued until it is waited for, and the rank
+//! computes meanwhile.
 
 use super::settings::Settings;
 use super::steps::{Phase, Step, is_one_of};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// What one rank did in one step.
+/// What one rank did in one step. Of a step in which most of the communication of all ranks lies in phases of work, nothing of this
+/// is known ([`Work::is_known`]).
 #[derive(Debug, Clone)]
 pub(super) struct Work {
     /// Time in marked phases, without communication, waiting for data and phases outside of training, nanoseconds.
@@ -18,8 +21,9 @@ pub(super) struct Work {
     pub once_ns: i64,
     /// How often the most frequent phase of work came: the microbatches.
     pub rounds: u64,
-    /// Time in communication, nanoseconds.
+    /// Time in communication, and the part of it that lies in phases of work, nanoseconds.
     pub comm_ns: i64,
+    beside_ns: i64,
     /// Time of the step that is no work, nanoseconds: communication, waiting, and what no mark covers.
     pub idle_ns: i64,
     /// The part of it before the first and after the last phase that repeats.
@@ -52,9 +56,11 @@ impl Work {
         let counts = counts(&phases);
         let repeats = |phase: &&Phase| counts.get(&*phase.name).is_some_and(|count| *count > 1);
         let known = |some: &[Interval]| length(some) - length(&common(some, &others));
-        let total_ns = known(&union(phases.iter().copied()));
+        let work = union(phases.iter().copied());
+        let total_ns = known(&work);
+        let beside_ns = length(&common(&work, &comm));
         let repeated = union(phases.iter().copied().filter(repeats));
-        let repeated = if repeated.is_empty() { union(phases.iter().copied()) } else { repeated };
+        let repeated = if repeated.is_empty() { work } else { repeated };
         let repeated_ns = known(&repeated);
         let span_ns = repeated.last()?.1 - repeated.first()?.0;
         let once_ns = total_ns - repeated_ns;
@@ -63,11 +69,22 @@ impl Work {
             once_ns,
             rounds: counts.values().copied().max().unwrap_or(1),
             comm_ns: length(&comm),
+            beside_ns,
             idle_ns: step.length_ns() - total_ns,
             outside_ns: (step.length_ns() - span_ns - once_ns).max(0),
             order: order(&phases),
             first_ns: (first.begin_ns, first.end_ns),
         })
+    }
+}
+
+impl Work {
+    /// Whether what the ranks of one step did is known: at most half of their communication lies in phases of work. Where more does,
+    /// collectives run beside the work, or the marks do not show whether they do.
+    pub fn is_known<'a>(ranks: impl Iterator<Item = &'a Self>) -> bool {
+        let (comm_ns, beside_ns) =
+            ranks.fold((0, 0), |(comm_ns, beside_ns), one| (comm_ns + one.comm_ns, beside_ns + one.beside_ns));
+        2 * beside_ns <= comm_ns
     }
 }
 
@@ -159,6 +176,22 @@ mod tests {
         step.phases.extend([inside("comm", 20, 50), inside("comm", 40, 60), inside("block", 10, 90)]);
         let work = Work::of(&step, &Settings::default()).expect("known");
         assert_eq!((ms(work.total_ns), ms(work.comm_ns)), (60, 50));
+    }
+
+    #[test]
+    fn work_is_not_known_where_most_of_the_communication_of_all_ranks_runs_beside_it() {
+        let of = |after_ms| {
+            let mut step = Hand::step(0, 5, 0, &[("backward", 100), ("comm", after_ms), ("optimizer", 5)]);
+            let (begin_ns, end_ns) = (20 * MILLISECOND_NS, 60 * MILLISECOND_NS);
+            step.phases.push(Phase { name: "comm".into(), begin_ns, end_ns, retries: [None; 2] });
+            Work::of(&step, &Settings::default()).expect("marked")
+        };
+        assert_eq!(
+            (ms(of(40).total_ns), Work::is_known([of(40)].iter()), Work::is_known([of(39)].iter())),
+            (65, true, false)
+        );
+        // The ranks of a step are judged together, or not at all.
+        assert!(Work::is_known([of(30), of(50)].iter()) && !Work::is_known([of(30), of(49)].iter()));
     }
 
     #[test]

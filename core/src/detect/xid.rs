@@ -90,6 +90,7 @@ fn sign(view: &View<'_>, gpu: usize, xid: u64, count: u64) -> Sign {
         step: view.step_at(gpu, at_ns),
         code: Some(xid),
         waiting_ranks: Vec::new(),
+        lost_ns: None,
         evidence: vec![
             Evidence { name: "xid", value: number(xid) },
             Evidence { name: "xid_errors_count", value: number(count) },

@@ -43,6 +43,7 @@ pub(super) fn event(finding: &Finding, step: &Attributed, context: &Context) -> 
     let sign = &finding.sign;
     let mut attributes = vec![
         KeyValue::new("highwater.finding.id", finding.id.cast_signed()),
+        KeyValue::new("highwater.incident.id", finding.incident.cast_signed()),
         KeyValue::new("highwater.finding.severity", sign.severity.label()),
         KeyValue::new("highwater.finding.certainty", sign.certainty.label()),
         KeyValue::new("highwater.finding.what", sign.text.what.clone()),

@@ -17,7 +17,7 @@ class Feed {
   // `changed` is called with the names of what has changed.
   constructor(changed) {
     Object.assign(this, { changed, originMs: null, now: 0, source: null, notice: null, trouble: null, state: "connecting" });
-    Object.assign(this, { gpus: new Map(), ranks: new Ranks((from, to) => this.timeline(from, to)), findings: [], captures: { captures: [] }, jobs: [], lost: 0 });
+    Object.assign(this, { gpus: new Map(), ranks: new Ranks((from, to) => this.timeline(from, to)), findings: [], incidents: [], captures: { captures: [] }, jobs: [], lost: 0 });
     this.revision = null;
     this.connect();
     setInterval(() => { if (!document.hidden && this.originMs !== null) this.list(); }, LISTS_EVERY);
@@ -133,7 +133,10 @@ class Feed {
       this.part("jobs", "api/v1/jobs", (answer) => { this.jobsAt = this.now; return answer.jobs; })]);
   }
 
-  listFindings() { return this.part("findings", "api/v1/findings?limit=512", (answer) => answer.findings); }
+  listFindings() {
+    return Promise.all([this.part("findings", "api/v1/findings?limit=512", (answer) => answer.findings),
+      this.part("incidents", "api/v1/incidents?limit=512", (answer) => answer.incidents)]);
+  }
 
   async part(name, path, of) {
     try {

@@ -56,6 +56,45 @@ function findingPanel(feed, found, show) {
       show ? element("button", { onclick: () => show(found), "aria-label": `Show ${found.finding} ${found.id} on the chart` }, "Show") : null));
 }
 
+// An incident: its cause first, then what followed from it, whom it concerns, and what it cost.
+function incidentPanel(feed, incident, show) {
+  const { times, ended_unix_nano: ended, ranks, waiting_ranks: waiting } = incident;
+  const [cause, ...followed] = incident.findings.filter(({ current }) => current);
+  const captures = feed.captures.captures.filter(({ reasons, begin_unix_nano: from, end_unix_nano: to }) => from !== null && from <= incident.seen_unix_nano
+    && (to ?? Infinity) >= incident.begin_unix_nano && incident.findings.some(({ finding }) => reasons.includes(finding)));
+  const often = times === 1 ? `since ${when(incident.begin_unix_nano)}` : `${times.toLocaleString("en")} times since ${when(incident.begin_unix_nano)}, the last at ${when(incident.again_unix_nano)}`;
+  const cost = incident.lost_seconds === null ? null : element("p", {}, `Ranks have lost ${duration(incident.lost_seconds)} by it${ranks.length + waiting.length > 1 ? " in all" : ""}.`);
+  const shown = feed.findings.find((one) => one.id === cause?.last_id);
+  return element("section", { class: `found ${incident.severity}${ended === null ? "" : " ended"}`, "aria-label": incident.what },
+    element("p", {}, element("strong", {}, incident.what)),
+    followed.length ? element("ul", {}, followed.map(({ what }) => element("li", {}, what))) : null,
+    element("p", {}, incident.why), cost, element("p", {}, incident.advice),
+    element("p", { class: "kind" }, `${incident.severity}, ${incident.certainty}, ${often}, ${ended === null ? "going on" : `over ${when(ended)}`}`,
+      incident.job === null ? null : [" · ", link(["job", incident.job_id], incident.job), ranks.length ? ` ${numbered("rank", ranks)}` : ""],
+      incident.gpus.length ? [" · GPU ", incident.gpus.map(({ gpu }, nth) => [nth ? ", " : "", link(["gpu", gpu], gpu)])] : null,
+      waiting.length ? ` · ${numbered("rank", waiting)} ${waiting.length === 1 ? "waits" : "wait"}` : null,
+      incident.findings.map(({ finding, last_id: id, count }) => [" · ", link(["finding", String(id)], `${finding} ${id}`), count > 1 ? ` (${count.toLocaleString("en")} times)` : ""]),
+      captures.map((capture) => [" · capture ", link(["capture", capture.id], capture.id)]), " ",
+      show && shown ? element("button", { onclick: () => show(shown), "aria-label": `Show incident ${incident.id} on the chart` }, "Show") : null));
+}
+
+// `rank 3`, `ranks 1, 2, 5 to 9`.
+function numbered(name, numbers) {
+  const runs = [];
+  for (const number of numbers) {
+    const last = runs.at(-1);
+    if (last && last[1] === number - 1) last[1] = number; else runs.push([number, number]);
+  }
+  const texts = runs.map(([first, last]) => first === last ? `${first}` : last === first + 1 ? `${first}, ${last}` : `${first} to ${last}`);
+  return `${name}${numbers.length === 1 ? "" : "s"} ${texts.join(", ")}`;
+}
+
+function incidentsList(feed, incidents, show) {
+  const active = incidents.filter(({ ended_unix_nano: ended }) => ended === null), over = incidents.filter(({ ended_unix_nano: ended }) => ended !== null);
+  const part = (title, list) => [element("h2", {}, title), list.length ? list.map((incident) => incidentPanel(feed, incident, show)) : element("p", {}, "There are none.")];
+  return [part("Incidents now", active).flat(), over.length ? part("Incidents that are over", over).flat() : []].flat();
+}
+
 // The kinds of findings whose remedy is to use less memory.
 const LACKS_MEMORY = ["low_headroom", "allocator_thrash", "comm_starvation"];
 

@@ -281,11 +281,11 @@ class Live {
   overview() {
     const { feed } = this, all = () => true;
     this.chart(all, all, all);
-    const findings = this.part(() => findingsList(feed, feed.findings, (found) => this.show(found), "There are none."));
+    const incidents = this.part(() => incidentsList(feed, feed.incidents, (found) => this.show(found)));
     const gpus = this.part(() => [element("h2", {}, "GPUs"), gpuTable(feed) ?? element("p", {}, feed.trouble ?? "There are none.")]);
     const jobs = this.part(() => [element("h2", {}, "Jobs"), jobTable(feed) ?? element("p", {}, "No job has sent a mark. docs/annotations.md shows how.")]);
     const captures = this.part(() => capturesPart(feed));
-    return { title: "Overview", lists: () => { findings(); captures(); }, tables: () => { gpus(); jobs(); } };
+    return { title: "Overview", lists: () => { incidents(); captures(); }, tables: () => { gpus(); jobs(); } };
   }
 
   gpu(name) {
@@ -298,8 +298,14 @@ class Live {
     const facts = this.part(() => [table(`GPU ${gpu.gpu}`, ["property", "value"], [["name", gpu.name ?? "not known"], ["UUID", gpu.uuid], ["PCI bus id", gpu.pci ?? "not known"],
       ["usable memory", gib(gpu.usable)], ["the driver's reserve", gib(gpu.reserved)], ["busy", ratio(gpu.utilization)], ["power", unit(gpu.power, "W")], ["temperature", unit(gpu.temperature, "°C")],
       ["slowed by", gpu.throttle ? gpu.throttle.join(", ") || "nothing" : "not known"], ["ranks", ranksOf().join(", ") || "none"]], 2, true)]);
-    const findings = this.part(() => findingsList(feed, feed.findings.filter(this.scope.findings), (found) => this.show(found), "There are none."));
+    const findings = this.part(() => this.incidentsHere());
     return { title: `GPU ${gpu.gpu}`, lists: findings, tables: facts };
+  }
+
+  // The incidents of which a finding is on this page.
+  incidentsHere() {
+    const { feed } = this, here = new Set(feed.findings.filter(this.scope.findings).map(({ incident }) => incident));
+    return incidentsList(feed, feed.incidents.filter(({ id }) => here.has(id)), (found) => this.show(found));
   }
 
   // Whether a finding is about a rank on this GPU.
@@ -314,7 +320,7 @@ class Live {
     this.main.append(element("h2", {}, "Job ", element("bdi", {}, name)));
     const gpus = () => new Set(feed.ranks.list().filter(own).flatMap((rank) => rank.gpus));
     this.chart((gpu) => gpus().has(gpu.uuid), own, (found) => found.job_id === name || found.job === name || (found.job === null && gpus().has(found.uuid)));
-    const findings = this.part(() => findingsList(feed, feed.findings.filter(this.scope.findings), (found) => this.show(found), "There are none."));
+    const findings = this.part(() => this.incidentsHere());
     let answer = { ranks: [] };
     const tables = this.part(() => jobTables(feed, answer));
     const load = async () => {

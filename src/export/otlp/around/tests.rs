@@ -36,12 +36,14 @@ impl Found {
             step: None,
             code: None,
             waiting_ranks: Vec::new(),
+            lost_ns: None,
             evidence: Vec::new(),
             text: Text::default(),
         };
         let raised_ns = raised * APART_NS;
         (now >= raised).then_some(Finding {
             id: 1,
+            incident: 3,
             gpu: None,
             first: highwater_core::detect::Said::of(&sign, seen_ns),
             sign,

@@ -289,12 +289,14 @@ fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
         step: None,
         code: None,
         waiting_ranks: Vec::new(),
+        lost_ns: None,
         evidence: vec![Evidence { name: "fall_bytes", value: 9e9 }],
         text: Text { what: "Rank 0 flushed.".into(), ..Text::default() },
     };
     let seen_ns = START_NS + seen_ms * MILLISECOND_NS;
     Finding {
         id: 3,
+        incident: 3,
         gpu: None,
         first: highwater_core::detect::Said::of(&sign, seen_ns),
         sign,
