@@ -2,7 +2,7 @@
 
 use super::catalogue as c;
 use super::families::{Families, Labels};
-use highwater_core::detect::{Counted, Detect, Finding, Incident, Incurred, Whose};
+use highwater_core::detect::{Concerned, Counted, Detect, Finding, Incident, Incurred};
 use highwater_core::jobs::{JobId, Scope};
 use std::collections::BTreeSet;
 
@@ -59,8 +59,8 @@ fn incurred_labels(incurred: &Incurred) -> Labels {
 fn incident_labels(incident: &Incident) -> [String; 7] {
     let [job, namespace, user] = of_job(incident.whose.job());
     let (gpu, uuid) = match &incident.whose {
-        Whose::Job(_) => Default::default(),
-        Whose::Gpu(index, uuid) => (index.clone(), uuid.clone()),
+        Concerned::Job(_) => Default::default(),
+        Concerned::Gpu(index, uuid) => (index.clone(), uuid.clone()),
     };
     [incident.cause.label().to_owned(), incident.severity.label().to_owned(), job, namespace, user, gpu, uuid]
 }

@@ -6,7 +6,7 @@ use super::json::Json;
 use super::problem::Problem;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use highwater_core::detect::{Incident, Part};
+use highwater_core::detect::{Incident, KindFound};
 use highwater_core::jobs::{JobId, Scope};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -144,7 +144,7 @@ fn answer(incident: &Incident, shift_ns: i64) -> IncidentAnswer {
     }
 }
 
-fn of_kind(part: &Part, shift_ns: i64) -> IncidentPart {
+fn of_kind(part: &KindFound, shift_ns: i64) -> IncidentPart {
     IncidentPart {
         finding: part.kind.label(),
         count: part.findings,

@@ -7,7 +7,7 @@
 use super::detector::Ratios;
 use super::finding::{Finding, FindingKind, Said, Severity, Sign, Subject};
 use super::incident::{Cause, Incident, Incidents};
-use super::tally::{Counted, Counts, Incurred, Lost};
+use super::tally::{Counted, Incurred, Lost, SubjectCounts};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
@@ -27,9 +27,9 @@ pub struct Board {
     active: BTreeMap<Key, Finding>,
     ended: VecDeque<Finding>,
     incidents: Incidents,
-    raised: Counts<Counted>,
-    incurred: Counts<Incurred>,
-    lost: Counts<Lost>,
+    raised: SubjectCounts<Counted>,
+    incurred: SubjectCounts<Incurred>,
+    lost: SubjectCounts<Lost>,
     dropped: u64,
     next_id: u64,
     ratios: BTreeMap<RankKey, Ratios>,

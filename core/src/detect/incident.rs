@@ -87,19 +87,19 @@ fn order(kind: FindingKind) -> u8 {
 
 /// Whom an incident concerns: a job, or a GPU on which no job is known.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Whose {
+pub enum Concerned {
     /// A job.
     Job(JobId),
     /// Index and UUID of a GPU.
     Gpu(String, String),
 }
 
-impl Whose {
+impl Concerned {
     fn of(finding: &Finding) -> Self {
         match (&finding.sign.subject.job, &finding.gpu) {
-            (Some(job), _) => Whose::Job(job.clone()),
-            (None, Some((index, uuid))) => Whose::Gpu(index.clone(), uuid.clone()),
-            (None, None) => Whose::Gpu(String::new(), String::new()),
+            (Some(job), _) => Concerned::Job(job.clone()),
+            (None, Some((index, uuid))) => Concerned::Gpu(index.clone(), uuid.clone()),
+            (None, None) => Concerned::Gpu(String::new(), String::new()),
         }
     }
 
@@ -107,8 +107,8 @@ impl Whose {
     #[must_use]
     pub fn job(&self) -> Option<&JobId> {
         match self {
-            Whose::Job(job) => Some(job),
-            Whose::Gpu(..) => None,
+            Concerned::Job(job) => Some(job),
+            Concerned::Gpu(..) => None,
         }
     }
 
@@ -121,7 +121,7 @@ impl Whose {
 
 /// What findings of one kind said.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
+pub struct KindFound {
     /// What kind.
     pub kind: FindingKind,
     /// How many findings of it the incident has had.
@@ -141,8 +141,8 @@ pub struct Part {
 pub struct Incident {
     /// Number of the incident since the daemon started.
     pub id: u64,
-    /// Whose it is.
-    pub whose: Whose,
+    /// Whom it concerns.
+    pub whose: Concerned,
     /// What kind of cause.
     pub cause: Cause,
     /// The highest severity and certainty of its findings since it came last.
@@ -170,7 +170,7 @@ pub struct Incident {
     /// The newest text of its cause, which is the first of `parts` since it came last.
     pub text: Text,
     /// What was found, causes first; one part for each kind.
-    pub parts: Vec<Part>,
+    pub parts: Vec<KindFound>,
     /// Its findings that go on: of which kind, and of which rank.
     active: BTreeMap<u64, (FindingKind, Option<u32>)>,
     /// The highest severity that it ever had.
@@ -185,7 +185,7 @@ impl Incident {
     fn new(id: u64, finding: &Finding) -> Self {
         Self {
             id,
-            whose: Whose::of(finding),
+            whose: Concerned::of(finding),
             cause: Cause::of(finding.sign.kind),
             severity: finding.sign.severity,
             certainty: finding.sign.certainty,
@@ -257,11 +257,11 @@ impl Incident {
         }
     }
 
-    fn part(&mut self, kind: FindingKind) -> &mut Part {
+    fn part(&mut self, kind: FindingKind) -> &mut KindFound {
         let place = self.parts.binary_search_by_key(&(order(kind), kind), |part| (order(part.kind), part.kind));
         let place = place.unwrap_or_else(|place| {
             let what = String::new();
-            self.parts.insert(place, Part { kind, findings: 0, last_id: 0, seen_ns: 0, what, is_now: true });
+            self.parts.insert(place, KindFound { kind, findings: 0, last_id: 0, seen_ns: 0, what, is_now: true });
             place
         });
         &mut self.parts[place]
@@ -293,7 +293,7 @@ impl Incident {
     /// Bytes that it takes in memory, with its texts and lists.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let part = |part: &Part| part.what.len() + size_of::<Part>();
+        let part = |part: &KindFound| part.what.len() + size_of::<KindFound>();
         let text = self.text.what.len() + self.text.why.len() + self.text.advice.len();
         let gpu = |(index, uuid): &(String, String)| index.len() + uuid.len() + 2 * size_of::<String>();
         let numbers = (self.ranks.len() + self.waiting_ranks.len() + self.known.len()) * 8 + self.active.len() * 24;
@@ -409,7 +409,7 @@ impl Incidents {
 
     /// The incident of a finding: one that explains why its rank is late, or one of its cause.
     fn find(&self, finding: &Finding) -> Option<u64> {
-        let (whose, cause) = (Whose::of(finding), Cause::of(finding.sign.kind));
+        let (whose, cause) = (Concerned::of(finding), Cause::of(finding.sign.kind));
         let own = || self.open.values().filter(|incident| incident.whose == whose);
         let explains = |incident: &&Incident| cause == Cause::LateRank && incident.explains(finding.sign.subject.rank);
         let found = own().find(explains).or_else(|| own().find(|incident| incident.cause == cause));
@@ -418,10 +418,10 @@ impl Incidents {
 
     /// Puts those that will not come back to those that are over.
     fn close(&mut self, now_ns: i64) {
-        let is_over = |_: &u64, incident: &mut Incident| {
-            incident.ended_ns.is_some_and(|ended_ns| now_ns.saturating_sub(ended_ns) > QUIET_NS)
-        };
-        self.over.extend(self.open.extract_if(.., is_over).map(|(_, incident)| incident));
+        let is_over =
+            |incident: &&Incident| incident.ended_ns.is_some_and(|ended_ns| now_ns.saturating_sub(ended_ns) > QUIET_NS);
+        let over: Vec<u64> = self.open.values().filter(is_over).map(|incident| incident.id).collect();
+        self.over.extend(over.iter().filter_map(|id| self.open.remove(id)));
     }
 
     /// Forgets the oldest without an active finding of the owner that has most of them, until few enough are left.
@@ -566,8 +566,8 @@ mod tests {
             0,
         );
         let found: Vec<_> = all(&board).into_iter().rev().map(|one| (one.whose, one.cause, one.gpus.len())).collect();
-        let of_gpu = |gpu: usize| (Whose::Gpu(gpu.to_string(), format!("GPU-{gpu}")), Cause::Memory, 1);
-        let of_job = |user, name, cause, gpus| (Whose::Job(job(user, name)), cause, gpus);
+        let of_gpu = |gpu: usize| (Concerned::Gpu(gpu.to_string(), format!("GPU-{gpu}")), Cause::Memory, 1);
+        let of_job = |user, name, cause, gpus| (Concerned::Job(job(user, name)), cause, gpus);
         assert_eq!(
             found,
             [
@@ -676,7 +676,7 @@ mod tests {
         }
         see(&mut board, Vec::new(), 400);
         let incidents = all(&board);
-        let honest = |incident: &&Incident| incident.whose == Whose::Job(job("1", "train"));
+        let honest = |incident: &&Incident| incident.whose == Concerned::Job(job("1", "train"));
         assert_eq!((incidents.len(), incidents.iter().filter(honest).count()), (MOST_OVER, 1));
         assert_eq!(incidents[0].id, 301, "newest first");
     }

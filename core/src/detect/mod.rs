@@ -49,7 +49,7 @@ mod xid;
 pub use board::{Board, Change};
 pub use detector::{Looked, Ratios};
 pub use finding::{Certainty, Evidence, Finding, FindingKind, Said, Severity, Sign, Subject, Text};
-pub use incident::{Cause, Incident, Part, Whose};
+pub use incident::{Cause, Concerned, Incident, KindFound};
 pub use settings::Settings;
 pub use tally::{Counted, Incurred, Lost};
 

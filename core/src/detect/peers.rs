@@ -161,7 +161,7 @@ impl Whole {
         super::view::ratio(self.step_ns, self.even_ns).unwrap_or(1.0).max(1.0)
     }
 
-    /// The time that ranks lose because work is uneven, summed over so many ranks, nanoseconds.
+    /// The time that this number of ranks loses because work is uneven, summed over them, nanoseconds.
     pub fn lost_ns(self, ranks: usize) -> Option<i64> {
         Some((self.step_ns - self.even_ns).max(0).saturating_mul(i64::try_from(ranks).ok()?))
     }

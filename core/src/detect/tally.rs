@@ -6,7 +6,7 @@
 //! counters sees no increase from "no such series" to 1.
 
 use super::finding::{Finding, FindingKind};
-use super::incident::{Cause, Incident, Whose};
+use super::incident::{Cause, Concerned, Incident};
 use crate::jobs::JobId;
 use crate::scope::Scope;
 use crate::shares;
@@ -17,7 +17,7 @@ pub(super) const MOST_SERIES: usize = 512;
 const MOST_OF_JOBS: usize = 128;
 
 /// Something that is counted.
-pub(super) trait Subject: Ord + Clone {
+pub(super) trait HasJob: Ord + Clone {
     /// How many counts are kept.
     const MOST: usize;
 
@@ -68,8 +68,8 @@ impl Counted {
 impl Incurred {
     pub(super) fn of(incident: &Incident) -> Self {
         let (job, gpu) = match &incident.whose {
-            Whose::Job(job) => (Some(job.clone()), None),
-            Whose::Gpu(index, uuid) => (None, Some((index.clone(), uuid.clone()))),
+            Concerned::Job(job) => (Some(job.clone()), None),
+            Concerned::Gpu(index, uuid) => (None, Some((index.clone(), uuid.clone()))),
         };
         Self { cause: incident.cause, job, gpu }
     }
@@ -82,7 +82,7 @@ impl Lost {
     }
 }
 
-impl Subject for Counted {
+impl HasJob for Counted {
     const MOST: usize = MOST_SERIES;
 
     fn job(&self) -> Option<&JobId> {
@@ -90,7 +90,7 @@ impl Subject for Counted {
     }
 }
 
-impl Subject for Incurred {
+impl HasJob for Incurred {
     const MOST: usize = MOST_OF_JOBS;
 
     fn job(&self) -> Option<&JobId> {
@@ -98,7 +98,7 @@ impl Subject for Incurred {
     }
 }
 
-impl Subject for Lost {
+impl HasJob for Lost {
     const MOST: usize = MOST_OF_JOBS;
 
     fn job(&self) -> Option<&JobId> {
@@ -117,15 +117,15 @@ struct Count {
 
 /// The counts.
 #[derive(Debug)]
-pub(super) struct Counts<Of>(BTreeMap<Of, Count>);
+pub(super) struct SubjectCounts<Of>(BTreeMap<Of, Count>);
 
-impl<Of> Default for Counts<Of> {
+impl<Of> Default for SubjectCounts<Of> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
-impl<Of: Subject> Counts<Of> {
+impl<Of: HasJob> SubjectCounts<Of> {
     /// Adds to a count. If there are then too many counts, the owner with the most loses the one that has not changed for longest.
     pub(super) fn add(&mut self, of: Of, more: u64, now_ns: i64) {
         let new = Count { sum: 0, first_ns: now_ns, last_ns: now_ns, is_shown: false };
