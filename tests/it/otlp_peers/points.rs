@@ -79,8 +79,12 @@ const MORE: &str = "[[xids]]\ngpu = 1\nxid = 31\nat = \"200 ms\"\n";
 const WITHOUT_A_DRIVER: [&str; 2] = ["highwater_nvml_up", "highwater_source_error"];
 
 /// Detectors export these after more steps than [`RESTING`] has; `otlp::agreement` covers them, as it does all others.
-const AFTER_MANY_STEPS: [&str; 3] =
-    ["highwater_comm_slowdown_ratio", "highwater_job_data_stall_ratio", "highwater_job_memory_full_forecast_seconds"];
+const AFTER_MANY_STEPS: [&str; 4] = [
+    "highwater_comm_slowdown_ratio",
+    "highwater_job_data_stall_ratio",
+    "highwater_job_lost_seconds_total",
+    "highwater_job_memory_full_forecast_seconds",
+];
 
 /// Unknown, as they must be, where a busy machine missed the readings at the ends of the last phases: another daemon then.
 const UNKNOWN_AFTER_A_STALL: [&str; 2] =
