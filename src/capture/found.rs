@@ -18,8 +18,7 @@ impl Findings for OnBoard {
     }
 }
 
-/// The triggers that follow from a turn of the detectors: an incident is recorded the first time that it is there, and when it
-/// becomes more severe. A finding that is only worth knowing triggers no capture: those of an idle GPU would push out those of
+/// The triggers that follow from a turn of the detectors: what is news of an incident is recorded, and not what comes back. A finding that is only worth knowing triggers no capture: those of an idle GPU would push out those of
 /// real trouble.
 pub(super) fn triggers(change: &Change) -> impl Iterator<Item = Trigger> {
     change.notable.iter().filter(|finding| finding.sign.severity > Severity::Info).map(|finding| {

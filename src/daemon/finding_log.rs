@@ -1,5 +1,4 @@
-//! Logs incidents: what is found the first time that one is there and when it becomes more severe, how often it came back, and its
-//! end; at a limited rate.
+//! Logs incidents: findings that are news of one, how often it came back, and its end; at a limited rate.
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::detect::{Change, Finding, Incident, Severity};

@@ -51,18 +51,23 @@ fn counted_labels(counted: &Counted) -> Labels {
 }
 
 fn incurred_labels(incurred: &Incurred) -> Labels {
-    let (gpu, uuid) = incurred.gpu.clone().unwrap_or_default();
-    let [job, namespace, user] = of_job(incurred.job.as_ref());
+    let [job, namespace, user, gpu, uuid] = of_concerned(incurred.whose.as_ref());
     Labels::found(&[incurred.cause.label(), &job, &namespace, &user, &gpu, &uuid])
 }
 
 fn incident_labels(incident: &Incident) -> [String; 7] {
-    let [job, namespace, user] = of_job(incident.whose.job());
-    let (gpu, uuid) = match &incident.whose {
-        Concerned::Job(_) => Default::default(),
-        Concerned::Gpu(index, uuid) => (index.clone(), uuid.clone()),
-    };
+    let [job, namespace, user, gpu, uuid] = of_concerned(Some(&incident.whose));
     [incident.cause.label().to_owned(), incident.severity.label().to_owned(), job, namespace, user, gpu, uuid]
+}
+
+/// Name, namespace and user of the job, or index and UUID of the GPU; empty where there is none.
+fn of_concerned(whose: Option<&Concerned>) -> [String; 5] {
+    let [job, namespace, user] = of_job(whose.and_then(Concerned::job));
+    let [gpu, uuid] = match whose {
+        Some(Concerned::Gpu(index, uuid)) => [index.clone(), uuid.clone()],
+        _ => Default::default(),
+    };
+    [job, namespace, user, gpu, uuid]
 }
 
 /// Name, namespace and user of a job; empty where there is none.

@@ -6,7 +6,7 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use highwater_core::detect::Finding;
+use highwater_core::detect::{Finding, Incident};
 use highwater_engine::footprint::Footprint;
 use highwater_engine::known::Known;
 use highwater_engine::node::Node;
@@ -102,7 +102,11 @@ pub(super) fn collect(footprint: Footprint, known: &Known, node: Option<&Node>, 
         out.memory(Part::Trail, log.trail.bytes());
         out.memory(Part::Layers, log.layers.bytes());
     }
-    out.memory(Part::Findings, known.findings.board().all().map(Finding::bytes).sum());
+    {
+        let board = known.findings.board();
+        let incidents = board.incidents().map(Incident::bytes).sum::<usize>();
+        out.memory(Part::Findings, board.all().map(Finding::bytes).sum::<usize>() + incidents);
+    }
     out.memory(Part::Sqlite, highwater_engine::recording::sqlite_bytes());
     // Without the driver's library, or before it is opened, all pages of files are the program's.
     let library = known.slot.library();

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{GpuState, Health};
-use highwater_core::jobs::{Gpus, Rank, UnknownGpu};
+use highwater_core::jobs::{Gpus, JobId, Rank, UnknownGpu};
 use highwater_core::ring::{QueryError, Reader};
 use highwater_core::source::{Skipped, provenance};
 use highwater_core::wire;
@@ -289,12 +289,15 @@ pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
         open: rank.open.iter().map(|open| Arc::clone(&open.name)).collect(),
         last_annotation_unix_nano: rank.last_event_ns.saturating_add(shift_ns),
     };
-    let listed = jobs.by_id().iter().map(|(id, job)| ListedJob {
-        job: id.name().to_string(),
-        id: id.text(),
-        namespace: id.scope().namespace().map(str::to_owned),
-        user: id.scope().user().map(str::to_owned),
-        ranks: job.ranks.iter().map(listed_rank).collect(),
+    let listed = jobs.by_id().iter().map(|(id, job)| {
+        let [namespace, user] = owner_of(id);
+        let ranks = job.ranks.iter().map(listed_rank).collect();
+        ListedJob { job: id.name().to_string(), id: id.text(), namespace, user, ranks }
     });
     Json(JobsAnswer { jobs: listed.collect() })
+}
+
+/// Namespace and user of a job's owner, as far as they are known.
+pub(super) fn owner_of(job: &JobId) -> [Option<String>; 2] {
+    [job.scope().namespace(), job.scope().user()].map(|text| text.map(str::to_owned))
 }

@@ -1,23 +1,23 @@
 //! `GET /api/v1/findings`: the findings, newest first. Times are Unix nanoseconds.
 
 use super::Site;
-use super::api::bad_query;
+use super::api::{bad_query, owner_of};
 use super::json::Json;
 use super::problem::Problem;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::{Finding, Said};
-use highwater_core::jobs::{JobId, Scope};
+use highwater_core::jobs::JobId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 #[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
-/// Findings in one answer by default.
+/// Findings or incidents in one answer by default.
 const FINDINGS: usize = 100;
 
-/// The query.
+/// The query of findings, and of incidents.
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(IntoParams))]
 #[serde(deny_unknown_fields)]
@@ -27,6 +27,18 @@ pub(super) struct FindingsQuery {
     active: Option<bool>,
     /// The most; 100 if left out.
     limit: Option<usize>,
+}
+
+impl FindingsQuery {
+    /// Whether one that goes on, or one that has ended, is asked for.
+    pub(super) fn wants(&self, is_active: bool) -> bool {
+        self.active.is_none_or(|active| active == is_active)
+    }
+
+    /// The most.
+    pub(super) fn most(&self) -> usize {
+        self.limit.unwrap_or(FINDINGS)
+    }
 }
 
 /// The answer.
@@ -103,17 +115,16 @@ pub(super) async fn findings(
     let shift_ns = site.known().unix_shift_ns();
     let board = site.known().findings.board();
     let mut found: Vec<&Finding> = board.all().collect();
-    found.retain(|finding| query.active.is_none_or(|active| active == finding.ended_ns.is_none()));
+    found.retain(|finding| query.wants(finding.ended_ns.is_none()));
     found.sort_by_key(|finding| std::cmp::Reverse(finding.id));
-    found.truncate(query.limit.unwrap_or(FINDINGS));
+    found.truncate(query.most());
     Ok(Json(FindingsAnswer { findings: found.into_iter().map(|finding| answer(finding, shift_ns)).collect() }))
 }
 
 fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
     let (sign, subject) = (&finding.sign, &finding.sign.subject);
     let (gpu, uuid) = finding.gpu.clone().unzip();
-    let of_owner =
-        |of: fn(&Scope) -> Option<&str>| subject.job.as_ref().and_then(|job| of(job.scope())).map(str::to_owned);
+    let [namespace, user] = subject.job.as_ref().map(owner_of).unwrap_or_default();
     FindingAnswer {
         id: finding.id,
         incident: finding.incident,
@@ -124,8 +135,8 @@ fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
         uuid,
         job: subject.job.as_ref().map(|job| Arc::clone(job.name())),
         job_id: subject.job.as_ref().map(JobId::text),
-        namespace: of_owner(Scope::namespace),
-        user: of_owner(Scope::user),
+        namespace,
+        user,
         rank: subject.rank,
         waiting_ranks: sign.waiting_ranks.clone(),
         step: sign.step,

@@ -1,32 +1,18 @@
 //! `GET /api/v1/incidents`: findings that have one cause, as one; newest first. Times are Unix nanoseconds.
 
 use super::Site;
-use super::api::bad_query;
+use super::api::{bad_query, owner_of};
+use super::findings::FindingsQuery;
 use super::json::Json;
 use super::problem::Problem;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::{Incident, KindFound};
-use highwater_core::jobs::{JobId, Scope};
-use serde::{Deserialize, Serialize};
+use highwater_core::jobs::JobId;
+use serde::Serialize;
 use std::sync::Arc;
 #[cfg(test)]
-use utoipa::{IntoParams, ToSchema};
-
-/// Incidents in one answer by default.
-const INCIDENTS: usize = 100;
-
-/// The query.
-#[derive(Debug, Deserialize)]
-#[cfg_attr(test, derive(IntoParams))]
-#[serde(deny_unknown_fields)]
-#[cfg_attr(test, into_params(parameter_in = Query))]
-pub(super) struct IncidentsQuery {
-    /// Only active ones, or only those of which nothing goes on.
-    active: Option<bool>,
-    /// The most; 100 if left out.
-    limit: Option<usize>,
-}
+use utoipa::ToSchema;
 
 /// The answer.
 #[derive(Serialize)]
@@ -100,23 +86,22 @@ struct IncidentPart {
 }
 
 /// Incidents, newest first.
-#[cfg_attr(test, utoipa::path(get, path = "/api/v1/incidents", tag = "findings", params(IncidentsQuery),
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/incidents", tag = "findings", params(FindingsQuery),
     responses((status = 200, body = IncidentsAnswer), (status = 400, body = super::problem::Body))))]
 pub(super) async fn incidents(
     State(site): State<Site>,
-    query: Result<Query<IncidentsQuery>, QueryRejection>,
+    query: Result<Query<FindingsQuery>, QueryRejection>,
 ) -> Result<Json<IncidentsAnswer>, Problem> {
     let Query(query) = query.map_err(bad_query)?;
     let shift_ns = site.known().unix_shift_ns();
     let board = site.known().findings.board();
-    let wanted = |incident: &&Incident| query.active.is_none_or(|active| active == incident.is_active());
-    let found = board.incidents().filter(wanted).take(query.limit.unwrap_or(INCIDENTS));
+    let found = board.incidents().filter(|incident| query.wants(incident.is_active())).take(query.most());
     Ok(Json(IncidentsAnswer { incidents: found.map(|incident| answer(incident, shift_ns)).collect() }))
 }
 
 fn answer(incident: &Incident, shift_ns: i64) -> IncidentAnswer {
     let (job, text) = (incident.whose.job(), &incident.text);
-    let of_owner = |of: fn(&Scope) -> Option<&str>| job.and_then(|job| of(job.scope())).map(str::to_owned);
+    let [namespace, user] = job.map(owner_of).unwrap_or_default();
     let gpu = |(index, uuid): &(String, String)| IncidentGpu { gpu: index.clone(), uuid: uuid.clone() };
     IncidentAnswer {
         id: incident.id,
@@ -125,8 +110,8 @@ fn answer(incident: &Incident, shift_ns: i64) -> IncidentAnswer {
         certainty: incident.certainty.label(),
         job: job.map(|job| Arc::clone(job.name())),
         job_id: job.map(JobId::text),
-        namespace: of_owner(Scope::namespace),
-        user: of_owner(Scope::user),
+        namespace,
+        user,
         ranks: incident.ranks.iter().copied().collect(),
         gpus: incident.gpus.iter().map(gpu).collect(),
         waiting_ranks: incident.waiting_ranks.iter().copied().collect(),

@@ -1,7 +1,7 @@
 //! `GET /api/v1/jobs/{job}`: one job, with the statistics of its ranks side by side.
 
 use super::Site;
-use super::api::uuids;
+use super::api::{owner_of, uuids};
 use super::json;
 use super::phases::find;
 use super::problem::Problem;
@@ -151,7 +151,7 @@ pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> R
         }
     }
     drop(log);
-    let [namespace, user] = [id.scope().namespace(), id.scope().user()].map(|text| text.map(str::to_owned));
+    let [namespace, user] = owner_of(&id);
     let answer = JobAnswer { job: id.name().to_string(), id: id.text(), namespace, user, ranks };
     // Two thousand phases are most of a megabyte.
     Ok(site.answers.0.keep(json::line(&answer)?).response(json::TYPE))

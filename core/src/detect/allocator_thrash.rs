@@ -25,7 +25,6 @@ const REGROW_NS: i64 = 100_000_000;
 const RECENT_STEPS: usize = 10;
 /// Of these, how many make it critical.
 const CRITICAL_STEPS: usize = 3;
-
 /// Steps without a flush that show how long a step usually takes, at most and at least.
 const MOST_HEALTHY: usize = 32;
 const LEAST_HEALTHY: usize = 5;
@@ -98,17 +97,14 @@ impl AllocatorThrash {
         }
         let healthy_ns = self.healthy_ns.entry(step.key.clone()).or_default();
         let Some(certainty) = certainty else {
-            if step.nth >= view.settings.warm_up_steps
-                && !step.phases.iter().any(|phase| is_one_of(&phase.name, &view.settings.refill_phases))
-            {
+            if step.is_usual(view.settings) {
                 healthy_ns.push_front(step.length_ns());
                 healthy_ns.truncate(MOST_HEALTHY);
             }
             return;
         };
-        let refills = step.phases.iter().any(|phase| is_one_of(&phase.name, &view.settings.refill_phases));
-        let is_usual = healthy_ns.len() >= LEAST_HEALTHY && step.nth >= view.settings.warm_up_steps && !refills;
-        let usual_ns = median(healthy_ns.iter().copied()).filter(|_| is_usual);
+        let is_known = healthy_ns.len() >= LEAST_HEALTHY && step.is_usual(view.settings);
+        let usual_ns = median(healthy_ns.iter().copied()).filter(|_| is_known);
         let lost_ns = usual_ns.map(|usual_ns| (step.length_ns() - usual_ns).max(0));
         let often = recent.iter().filter(|had| **had).count();
         let key = step.key.clone();

@@ -1,8 +1,9 @@
 //! The daemon's active and ended findings and their incidents, made from the detectors' signs.
 //!
-//! Enters: signs. Leaves: findings, each with an id and that of its incident. Invariants: a sign of an active finding prolongs it; a finding whose signs
-//! have run out ended at the time of its last sign, and a later sign raises a new finding; both lists are bounded, and the
-//! owner with the most findings makes room. An active finding about a GPU without a job never makes room for a job's.
+//! Enters: signs. Leaves: findings, each with an id and that of its incident. Invariants: a sign of an active finding prolongs it; a
+//! finding whose signs have run out ended at the time of its last sign, and a later sign raises a new finding; both lists are
+//! bounded, and the owner with the most findings makes room. An active finding about a GPU without a job never makes room for a
+//! job's.
 
 use super::detector::Ratios;
 use super::finding::{Finding, FindingKind, Said, Severity, Sign, Subject};
@@ -26,10 +27,8 @@ const MOST_ENDED: usize = 256;
 pub struct Board {
     active: BTreeMap<Key, Finding>,
     ended: VecDeque<Finding>,
-    incidents: Incidents,
     raised: SubjectCounts<Counted>,
-    incurred: SubjectCounts<Incurred>,
-    lost: SubjectCounts<Lost>,
+    book: IncidentBook,
     dropped: u64,
     next_id: u64,
     ratios: BTreeMap<RankKey, Ratios>,
@@ -47,8 +46,8 @@ pub struct Change {
     pub escalated: Vec<Finding>,
     /// Findings that ended.
     pub ended: Vec<Finding>,
-    /// Of those that were raised or became more severe, the ones that are news of their incident: in the first time that it is
-    /// there, or more severe than it was.
+    /// Of those that were raised or became more severe, the ones that are news of their incident
+    /// ([`Incident::is_news`](super::incident::Incident)).
     pub notable: Vec<Finding>,
     /// Incidents that began or came back, as they are after this turn.
     pub begun: Vec<Incident>,
@@ -58,10 +57,33 @@ pub struct Change {
     pub signs: Vec<Sign>,
 }
 
-impl Change {
-    /// What is worth reporting: findings that were raised, and those that became more severe.
-    pub fn news(&self) -> impl Iterator<Item = &Finding> {
-        self.raised.iter().chain(&self.escalated)
+/// The incidents, and what is counted of them.
+#[derive(Debug, Default)]
+struct IncidentBook {
+    incidents: Incidents,
+    incurred: SubjectCounts<Incurred>,
+    lost: SubjectCounts<Lost>,
+}
+
+impl IncidentBook {
+    /// Puts a finding into the incident to which it belongs now. Returns whether it is news of that.
+    fn place(&mut self, finding: &mut Finding, now_ns: i64, change: &mut Change) -> bool {
+        let joined = self.incidents.raise(finding, now_ns);
+        finding.incident = joined.id;
+        if let Some(incident) = self.incidents.get(joined.id).filter(|_| joined.has_come) {
+            self.incurred.add(Incurred::of(incident), 1, now_ns);
+            change.begun.push(incident.clone());
+        }
+        joined.is_news
+    }
+
+    /// Adds what was lost to an incident and to its job's count.
+    fn lose(&mut self, incident: u64, lost_ns: Option<i64>, now_ns: i64) {
+        let Some(lost_ns) = lost_ns.and_then(|lost_ns| u64::try_from(lost_ns).ok()) else { return };
+        self.incidents.lose(incident, lost_ns);
+        if let Some(lost) = self.incidents.get(incident).and_then(Lost::of) {
+            self.lost.add(lost, lost_ns, now_ns);
+        }
     }
 }
 
@@ -83,13 +105,12 @@ impl Board {
             if let Some(finding) = self.active.get_mut(&key) {
                 let before = finding.sign.severity;
                 finding.prolong(sign, now_ns);
-                let is_worse = self.incidents.prolong(finding);
+                let is_worse = self.book.incidents.prolong(finding);
                 if finding.sign.severity > before {
                     change.notable.extend(is_worse.then(|| finding.clone()));
                     change.escalated.push(finding.clone());
                 }
-                let id = finding.incident;
-                self.lose(id, lost_ns, now_ns);
+                self.book.lose(finding.incident, lost_ns, now_ns);
                 continue;
             }
             if self.active.len() >= MOST_ACTIVE && !self.make_room(&sign, &mut change) {
@@ -99,25 +120,19 @@ impl Board {
             self.next_id += 1;
             let id = self.next_id;
             let first = Said::of(&sign, now_ns);
-            let (raised_ns, seen_ns) = (now_ns, now_ns);
+            let (incident, ended_ns) = (0, None);
             let mut finding =
-                Finding { id, incident: 0, gpu, first, sign, raised_ns, seen_ns, ended_ns: None, signs: 1 };
-            let joined = self.incidents.raise(&finding, now_ns);
-            finding.incident = joined.id;
+                Finding { id, incident, gpu, first, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns, signs: 1 };
+            let is_news = self.book.place(&mut finding, now_ns, &mut change);
+            self.book.lose(finding.incident, lost_ns, now_ns);
             self.raised.add(Counted::of(&finding), 1, now_ns);
-            if joined.has_come {
-                let incurred = self.incidents.get(joined.id).map(Incurred::of);
-                incurred.into_iter().for_each(|incurred| self.incurred.add(incurred, 1, now_ns));
-                change.begun.extend(self.incidents.get(joined.id).cloned());
-            }
-            change.notable.extend(joined.is_news.then(|| finding.clone()));
+            change.notable.extend(is_news.then(|| finding.clone()));
             change.raised.push(finding.clone());
             self.active.insert(key, finding);
-            self.lose(joined.id, lost_ns, now_ns);
         }
         self.settle(now_ns, &mut change);
         for begun in &mut change.begun {
-            if let Some(incident) = self.incidents.get(begun.id) {
+            if let Some(incident) = self.book.incidents.get(begun.id) {
                 begun.clone_from(incident);
             }
         }
@@ -126,30 +141,16 @@ impl Board {
 
     /// Puts late ranks whose cause was found, or is over, into the incident to which they belong now.
     fn settle(&mut self, now_ns: i64, change: &mut Change) {
+        let book = &mut self.book;
         for finding in self.active.values_mut() {
-            if !self.incidents.is_misplaced(finding, now_ns) {
+            if !book.incidents.is_misplaced(finding, now_ns) {
                 continue;
             }
-            let from = finding.incident;
-            let over = self.incidents.end(finding);
-            let joined = self.incidents.raise(finding, now_ns);
-            finding.incident = joined.id;
-            if joined.has_come {
-                let incident = self.incidents.get(joined.id);
-                incident.map(Incurred::of).into_iter().for_each(|incurred| self.incurred.add(incurred, 1, now_ns));
-                change.begun.extend(incident.cloned());
-            }
-            self.incidents.absorb(from, joined.id);
-            change.over.extend(over.filter(|over| self.incidents.get(over.id).is_some()));
+            let (from, over) = (finding.incident, book.incidents.end(finding));
+            book.place(finding, now_ns, change);
+            book.incidents.absorb(from, finding.incident);
+            change.over.extend(over.filter(|over| book.incidents.get(over.id).is_some()));
         }
-    }
-
-    /// Adds what was lost to the incident and to its job's count.
-    fn lose(&mut self, incident: u64, lost_ns: Option<i64>, now_ns: i64) {
-        let Some(lost_ns) = lost_ns.and_then(|lost_ns| u64::try_from(lost_ns).ok()) else { return };
-        self.incidents.lose(incident, lost_ns);
-        let lost = self.incidents.get(incident).and_then(Lost::of);
-        lost.into_iter().for_each(|lost| self.lost.add(lost, lost_ns, now_ns));
     }
 
     /// Ends what has run out, of those that `may` end.
@@ -164,7 +165,7 @@ impl Board {
     fn remove(&mut self, key: &Key, change: &mut Change) -> Option<Finding> {
         let mut finding = self.active.remove(key)?;
         finding.ended_ns = Some(finding.seen_ns);
-        change.over.extend(self.incidents.end(&finding));
+        change.over.extend(self.book.incidents.end(&finding));
         change.ended.push(finding.clone());
         self.ended.push_back(finding.clone());
         if self.ended.len() > MOST_ENDED {
@@ -253,7 +254,7 @@ impl Board {
 
     /// Incidents that go on or are over, newest first.
     pub fn incidents(&self) -> impl Iterator<Item = &Incident> {
-        self.incidents.all()
+        self.book.incidents.all()
     }
 
     /// The number of findings that were raised, by kind and subject. A new count is returned as 0 for its first `settle_ns`. Each
@@ -267,15 +268,15 @@ impl Board {
 
     /// How often incidents were there, by cause and subject, as [`counts`](Self::counts).
     pub(super) fn incurred(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Incurred, u64)> {
-        let none = |cause| (Incurred { cause, job: None, gpu: None }, 0);
+        let none = |cause| (Incurred { cause, whose: None }, 0);
         let mut counts: BTreeMap<Incurred, u64> = Cause::ALL.into_iter().map(none).collect();
-        counts.extend(self.incurred.shown(now_ns, settle_ns));
+        counts.extend(self.book.incurred.shown(now_ns, settle_ns));
         counts.into_iter().collect()
     }
 
     /// Nanoseconds that ranks have lost, by job and cause. A new count is returned as 0 for its first `settle_ns`.
     pub(super) fn lost(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Lost, u64)> {
-        self.lost.shown(now_ns, settle_ns)
+        self.book.lost.shown(now_ns, settle_ns)
     }
 }
 
@@ -506,15 +507,16 @@ mod tests {
     }
 
     #[test]
-    fn news_are_what_was_raised_and_what_became_worse() {
+    fn what_is_raised_is_apart_from_what_becomes_worse() {
         let mut board = Board::default();
         board.update(vec![sign(FindingKind::Straggler, 0, Severity::Info, 5)], 0, of);
         let signs =
             vec![sign(FindingKind::Straggler, 0, Severity::Warning, 5), sign(FindingKind::Xid, 1, Severity::Info, 6)];
         let change = board.update(signs, 1, of);
+        let kinds = |findings: &[Finding]| findings.iter().map(|finding| finding.sign.kind).collect::<Vec<_>>();
         assert_eq!(
-            change.news().map(|finding| finding.sign.kind).collect::<Vec<_>>(),
-            [FindingKind::Xid, FindingKind::Straggler]
+            (kinds(&change.raised), kinds(&change.escalated)),
+            (vec![FindingKind::Xid], vec![FindingKind::Straggler])
         );
         assert!(board.update(Vec::new(), 5, of).ended.is_empty(), "it lasts through its last moment");
         assert_eq!(board.update(Vec::new(), 6, of).ended.len(), 1);

@@ -69,8 +69,6 @@ struct Slow {
     ratio: f64,
     is_comm: bool,
     seen_ns: i64,
-    /// Whether the rank itself flushed in it: `allocator_thrash` has what it lost.
-    has_flushed: bool,
 }
 
 impl Detector for CommStarvation {
@@ -85,12 +83,6 @@ impl Detector for CommStarvation {
         let mut shortages: BTreeMap<(RankKey, Option<u64>), Shortage> = BTreeMap::new();
         for slow in std::mem::take(&mut self.waiting) {
             let waited_ns = view.now_ns - slow.seen_ns;
-            let is_own_flush = |trouble: &Trouble| {
-                trouble.kind == FindingKind::AllocatorThrash
-                    && trouble.key == slow.key
-                    && trouble.meets(slow.from_ns, slow.to_ns)
-            };
-            let slow = Slow { has_flushed: troubles.iter().any(is_own_flush), ..slow };
             match slow.cause(troubles) {
                 Some(trouble) if trouble.kind == FindingKind::AllocatorThrash || waited_ns >= SETTLE_NS => {
                     let of_step = shortages.entry((trouble.key.clone(), slow.step));
@@ -100,7 +92,7 @@ impl Detector for CommStarvation {
                 _ => self.waiting.push(slow),
             }
         }
-        signs.extend(shortages.values().filter_map(|shortage| shortage.sign(view)));
+        signs.extend(shortages.values().filter_map(|shortage| shortage.sign(view, troubles)));
     }
 
     fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
@@ -151,7 +143,6 @@ impl Baseline {
             ratio,
             is_comm: self.is_comm,
             seen_ns: view.now_ns,
-            has_flushed: false,
         })
     }
 
@@ -175,10 +166,7 @@ impl Baseline {
 
 /// Whether a rank of the step's job thrashed in it.
 fn has_thrashed(troubles: &[Trouble], step: &Step) -> bool {
-    troubles.iter().any(|trouble| {
-        let is_of_job = trouble.key.0 == step.key.0 && trouble.meets(step.begin_ns, step.end_ns);
-        trouble.kind == FindingKind::AllocatorThrash && is_of_job
-    })
+    troubles.iter().any(|trouble| trouble.kind == FindingKind::AllocatorThrash && trouble.is_of_job(step))
 }
 
 impl Slow {
@@ -207,7 +195,7 @@ impl Shortage {
         Self { kind: trouble.kind, key: trouble.key.clone(), slow: Vec::new() }
     }
 
-    fn sign(&self, view: &View<'_>) -> Option<Sign> {
+    fn sign(&self, view: &View<'_>, troubles: &[Trouble]) -> Option<Sign> {
         // A step of its own counts only where no other rank waits.
         let is_other = |slow: &Slow| slow.key != self.key;
         let order = |a: &&Slow, b: &&Slow| is_other(a).cmp(&is_other(b)).then(a.ratio.total_cmp(&b.ratio));
@@ -229,7 +217,7 @@ impl Shortage {
         };
         let others = self.slow.iter().map(|slow| slow.key.1).filter(|rank| *rank != self.key.1);
         sign.add_waiting(&others.collect::<Vec<_>>());
-        sign.lost_ns = Some(self.lost_ns());
+        sign.lost_ns = Some(self.lost_ns(troubles));
         sign.evidence = slowest.evidence(&sign.waiting_ranks);
         sign.text = self.text(slowest, &sign.waiting_ranks);
         Some(sign)
@@ -237,8 +225,12 @@ impl Shortage {
 
     /// The time that ranks spent in communication beyond their baselines. What a rank that flushes lost itself is reported by
     /// `allocator_thrash`.
-    fn lost_ns(&self) -> i64 {
-        self.slow.iter().filter(|slow| !slow.has_flushed).map(|slow| slow.comm_ns - slow.baseline_ns).sum()
+    fn lost_ns(&self, troubles: &[Trouble]) -> i64 {
+        let has_flushed = |slow: &Slow| {
+            let flushes = troubles.iter().filter(|trouble| trouble.kind == FindingKind::AllocatorThrash);
+            flushes.filter(|flush| flush.key == slow.key).any(|flush| flush.meets(slow.from_ns, slow.to_ns))
+        };
+        self.slow.iter().filter(|slow| !has_flushed(slow)).map(|slow| slow.comm_ns - slow.baseline_ns).sum()
     }
 
     fn text(&self, slowest: &Slow, waiting: &[u32]) -> Text {

@@ -62,17 +62,14 @@ impl Detector for Compare {
             self.late.judge(view, &group, signs);
             let before = signs.len();
             self.stages.judge(view, &group, signs);
-            let has_stage = signs.len() > before;
             // A rank that was short of memory worked longer for that.
-            let was_short = |trouble: &Trouble| {
-                let meets = |step: &Step| trouble.key.0 == step.key.0 && trouble.meets(step.begin_ns, step.end_ns);
-                group.members.iter().any(|member| meets(member.step))
-            };
+            let was_short = |trouble: &Trouble| group.members.iter().any(|member| trouble.is_of_job(member.step));
             let is_explained = is_lasting || troubles.iter().any(was_short);
             self.lengths.judge(view, &group, is_explained, signs);
-            // Both would count what the step lost by uneven work.
-            let uneven = signs.iter_mut().skip(before).filter(|sign| sign.kind == FindingKind::UnevenWork);
-            uneven.for_each(|sign| sign.lost_ns = sign.lost_ns.filter(|_| !has_stage));
+            // What the step lost by uneven work counts once, whether one of them is found or both.
+            if let Some(first) = signs.get_mut(before) {
+                first.lost_ns = group.whole.and_then(|whole| whole.lost_ns(group.members.len()));
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a detector is, and what it reports beside findings.
 
 use super::finding::{FindingKind, Sign};
+use super::steps::Step;
 use super::view::View;
 use crate::phases::RankKey;
 use std::collections::BTreeMap;
@@ -66,6 +67,16 @@ impl Trouble {
     /// Whether it overlaps an interval.
     pub fn meets(&self, from_ns: i64, to_ns: i64) -> bool {
         self.from_ns <= to_ns && from_ns <= self.to_ns
+    }
+
+    /// Whether it is one of the step's rank, and overlaps the step.
+    pub fn is_of(&self, step: &Step) -> bool {
+        self.key == step.key && self.meets(step.begin_ns, step.end_ns)
+    }
+
+    /// Whether it is one of any rank of the step's job, and overlaps the step.
+    pub fn is_of_job(&self, step: &Step) -> bool {
+        self.key.0 == step.key.0 && self.meets(step.begin_ns, step.end_ns)
     }
 }
 

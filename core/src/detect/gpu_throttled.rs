@@ -5,7 +5,7 @@
 
 use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Text, seconds};
-use super::steps::{Step, is_one_of};
+use super::steps::Step;
 use super::view::{RankNow, View, median, ratio};
 use crate::clock::SECOND_NS;
 use crate::gpu::{Medium, SLOWDOWN_MASK, THROTTLE_REASONS};
@@ -84,19 +84,9 @@ impl Detector for GpuThrottled {
             if let Some(begin_ns) = clocks.begin_ns {
                 let rank = view.rank_on(gpu);
                 let steps_ns = rank.and_then(|rank| self.ranks.get(&rank.key)?.medians());
-                // A rank with several such GPUs loses its time once.
-                let is_first = |rank: &&RankNow| {
-                    let is_held = |other: &usize| self.gpus.get(*other).is_some_and(|one| one.begin_ns.is_some());
-                    rank.gpus.iter().copied().filter(is_held).min() == Some(gpu)
-                };
-                let lost_ns = rank.filter(is_first).zip(steps_ns).map(|(rank, (healthy_ns, _))| {
-                    let is_judged = |step: &&Step| {
-                        let refills = step.phases.iter().any(|one| is_one_of(&one.name, &view.settings.refill_phases));
-                        step.nth >= view.settings.warm_up_steps && !refills
-                    };
-                    let is_its = |step: &&Step| step.key == rank.key && step.begin_ns >= begin_ns;
-                    let steps = view.steps.iter().filter(is_its).filter(is_judged);
-                    steps.map(|step| (step.length_ns() - healthy_ns).max(0)).sum()
+                let lost_ns = rank.zip(steps_ns).and_then(|(rank, (healthy_ns, _))| {
+                    // A rank with several such GPUs loses its time once.
+                    (self.first_held(rank) == Some(gpu)).then(|| lost_ns(view, rank, begin_ns, healthy_ns))
                 });
                 signs.push(Sign { lost_ns, ..sign(view, gpu, clocks, begin_ns, steps_ns) });
             }
@@ -109,6 +99,12 @@ impl Detector for GpuThrottled {
 }
 
 impl GpuThrottled {
+    /// The first GPU of a rank that is held back.
+    fn first_held(&self, rank: &RankNow) -> Option<usize> {
+        let is_held = |gpu: &usize| self.gpus.get(*gpu).is_some_and(|clocks| clocks.begin_ns.is_some());
+        rank.gpus.iter().copied().filter(is_held).min()
+    }
+
     /// Keeps the length of a step: as a throttled one if a GPU of the rank was held back in all of it, and as a healthy one if
     /// none was in any of it.
     fn note_step(&mut self, view: &View<'_>, step: &Step) {
@@ -207,6 +203,13 @@ fn push(lengths: &mut VecDeque<i64>, length_ns: i64) {
     if lengths.len() > STEPS {
         lengths.pop_front();
     }
+}
+
+/// By how much the steps of a rank that ended since the last view took longer than its healthy ones, of those that began after its
+/// GPU was held back.
+fn lost_ns(view: &View<'_>, rank: &RankNow, begin_ns: i64, healthy_ns: i64) -> i64 {
+    let is_its = |step: &&Step| step.key == rank.key && step.begin_ns >= begin_ns && step.is_usual(view.settings);
+    view.steps.iter().filter(is_its).map(|step| (step.length_ns() - healthy_ns).max(0)).sum()
 }
 
 fn sign(view: &View<'_>, gpu: usize, clocks: &Clocks, begin_ns: i64, steps_ns: Option<(i64, i64)>) -> Sign {

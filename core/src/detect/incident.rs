@@ -4,8 +4,7 @@
 //! one incident, and so are those of a GPU that no job is known on; a rank that lags belongs to the incident that explains it, for as
 //! long as that names the rank. What comes back within [`QUIET_NS`] is the same incident again, and names those of the present time
 //! only. Invariants: an incident with an active finding is kept; of the others at most [`MOST_OVER`] are, and the owner with the most
-//! of them loses its oldest. Absent on purpose: any
-//! rule about when something is found, and what happens on other nodes.
+//! of them loses its oldest. Absent on purpose: any rule about when something is found, and what happens on other nodes.
 
 use super::finding::{Certainty, Finding, FindingKind, MOST_WAITING, Severity, Text};
 use crate::clock::SECOND_NS;

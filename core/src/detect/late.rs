@@ -294,7 +294,7 @@ fn are_comparable(view: &View<'_>, group: &Group<'_>) -> bool {
     let Some(first) = group.members.first() else { return false };
     let settings = view.settings;
     let is_apart = |member: &Member<'_>| {
-        let refills = member.step.phases.iter().any(|phase| is_one_of(&phase.name, &settings.refill_phases));
+        let refills = member.step.time_in(&settings.refill_phases).is_some();
         member.work.is_some() || refills || !member.step.is_whole || member.step.phases.is_empty()
     };
     let order = |member: &Member<'_>| -> Vec<Arc<str>> {
@@ -494,8 +494,8 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
         ],
         numbers: format!(
             "In {from} the tensor cores of its GPU were active in {:.1} % of the time, those of the other ranks in {:.1} % at \
-             the median; the GPU was busy in {:.0} % of it, theirs in {:.0} %. Ranks that wait for each other take as long, \
-             whoever is late.",
+             the median; the GPU was busy in {:.0} % of it, theirs in {:.0} %. The steps of all ranks take the \
+             same time, because they wait for each other.",
             percent(mean.tensor),
             percent(tensor),
             percent(mean.busy),
@@ -571,6 +571,7 @@ impl Found<'_> {
 mod tests {
     use super::super::compare::Compare;
     use super::super::hand::Hand;
+    use super::super::steps::Phase;
     use super::*;
     use crate::clock::MILLISECOND_NS;
     use crate::gpu::Activity;
@@ -662,13 +663,8 @@ mod tests {
                 let steps = [(EQUAL, 10), (late, 75)].into_iter().enumerate().map(|(rank, (phases, from_ms))| {
                     let mut step = Hand::step(rank, nth, begin_ns, phases);
                     let (from_ns, to_ns) = (begin_ns + from_ms * MILLISECOND_NS, begin_ns + 110 * MILLISECOND_NS);
-                    let comm = crate::detect::steps::Phase {
-                        name: "comm".into(),
-                        begin_ns: from_ns,
-                        end_ns: to_ns,
-                        retries: [None; 2],
-                    };
-                    step.phases.push(comm);
+                    let name = "comm".into();
+                    step.phases.push(Phase { name, begin_ns: from_ns, end_ns: to_ns, retries: [None; 2] });
                     step
                 });
                 signs.extend(hand.steps_end(&mut detector, steps.collect()));

@@ -1,9 +1,9 @@
 //! The detectors, which report why steps are slow, or soon will be, while it happens and with the measured numbers.
 //!
 //! Enters, in each turn of the join: ended phases, rings, falls of memory, and each GPU's latest readings. Leaves: a [`Board`]
-//! of findings and incidents, and the ratios of each rank's last steps. Invariants: detectors do no I/O and take time from their view, so
-//! that live, replay and test share them; each is one file; a finding states what was observed and what coincided with it, and
-//! claims no mechanism that the data does not show. Absent on purpose: alerting, which Prometheus does.
+//! of findings and incidents, and the ratios of each rank's last steps. Invariants: detectors do no I/O and take time from their
+//! view, so that live, replay and test share them; each is one file; a finding states what was observed and what coincided with it,
+//! and claims no mechanism that the data does not show. Absent on purpose: alerting, which Prometheus does.
 //!
 //! To add a detector: a file with a `Detector`, its kind in `finding.rs`, and its line in `State::new`. A detector that looks
 //! for a cause comes after the detectors that report it; otherwise the order does not matter. Its cause, and its place among what

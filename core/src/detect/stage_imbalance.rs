@@ -108,7 +108,7 @@ impl Longest {
             step: step.and_then(|step| step.number),
             code: Some(u64::from(stage)),
             waiting_ranks: Vec::new(),
-            lost_ns: whole.and_then(|whole| whole.lost_ns(group.members.len())),
+            lost_ns: None,
             evidence,
             text: Text {
                 what: format!(

@@ -4,6 +4,7 @@
 //! that ended, with its phases, its memory and its allocator's retries. Invariants: the numbers of ranks and of phases of a
 //! step are bounded; a rank whose step numbers begin again, or that has paused for long, begins a new run.
 
+use super::settings::Settings;
 use crate::clock::SECOND_NS;
 use crate::phases::{Attributed, PhaseMemory, RankKey};
 use crate::wire::{Kind, Memory};
@@ -55,6 +56,11 @@ impl Step {
     /// How long it took.
     pub fn length_ns(&self) -> i64 {
         self.end_ns - self.begin_ns
+    }
+
+    /// Whether it is past the warm-up and trains only, so that its length shows how long steps take.
+    pub fn is_usual(&self, settings: &Settings) -> bool {
+        self.nth >= settings.warm_up_steps && self.time_in(&settings.refill_phases).is_none()
     }
 
     /// Time in phases of these names; `None` where the step has none of them.

@@ -10,7 +10,7 @@
 use super::detector::{Looked, Ratios, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number, seconds};
 use super::lasting::Lags;
-use super::peers::{Alike, Group, Member};
+use super::peers::{Alike, Group, Member, Whole};
 use super::steps::Step;
 use super::view::{View, bytes, human, median, ratio};
 use crate::phases::RankKey;
@@ -87,10 +87,7 @@ impl Straggler {
             } else {
                 let sign = lag.sign(view, group, Severity::Warning, None);
                 // If memory was short, `comm_starvation` counts how long its peers waited.
-                let is_short = troubles.iter().any(|trouble| {
-                    let step = lag.member.step;
-                    trouble.key == step.key && trouble.meets(step.begin_ns, step.end_ns)
-                });
+                let is_short = troubles.iter().any(|trouble| trouble.is_of(lag.member.step));
                 signs.push(Sign { lost_ns: sign.lost_ns.filter(|_| !is_short), ..sign });
             }
         }
@@ -110,10 +107,8 @@ impl Straggler {
         known.last_ratio = Some(lag.ratio);
         let is_lagging = lag.ratio >= settings.lag && lag.ns() >= settings.lag_ns && lag.is_waited_for();
         // A rank that flushed its allocator's cache is late for that reason: allocator_thrash reports it.
-        let thrashed = troubles.iter().any(|trouble| {
-            let is_same = trouble.kind == FindingKind::AllocatorThrash && trouble.key == step.key;
-            is_same && trouble.meets(step.begin_ns, step.end_ns)
-        });
+        let is_flush = |trouble: &Trouble| trouble.kind == FindingKind::AllocatorThrash && trouble.is_of(step);
+        let thrashed = troubles.iter().any(is_flush);
         if step.nth >= settings.warm_up_steps {
             known.recent.push(if is_lagging && !thrashed { lag.ratio } else { 1.0 });
         } else {
@@ -186,6 +181,37 @@ impl Lag<'_> {
         }
     }
 
+    /// What the sign says, and what to try.
+    fn words(&self, whole: Option<Whole>, once: Option<(u64, bool)>) -> (String, &'static str) {
+        let step = self.member.step;
+        let (job, rank) = (&step.key.0, step.key.1);
+        match once {
+            None => (
+                format!(
+                    "Rank {rank} of {job} works {:.2} times as long as {}, and is waited for{}.",
+                    self.ratio,
+                    self.whom(),
+                    whole.map(Whole::text).unwrap_or_default()
+                ),
+                "Compare its input (sequence lengths, experts), its GPU's clocks and throttle reasons, and its host's load \
+                 with its peers'.",
+            ),
+            Some((mapped, is_warm)) => {
+                let mapped = human(mapped);
+                let when = if is_warm { "" } else { ", one of the first of its run" };
+                (
+                    format!(
+                        "In {}{when}, rank {rank} of {job} came {} late while it mapped {mapped}.",
+                        step.title(),
+                        HumanDuration(self.ns())
+                    ),
+                    "One such step at the begin of a run or of a new shape is usual: memory is mapped and kernels are \
+                     chosen. If it recurs, allocate the largest shape first.",
+                )
+            }
+        }
+    }
+
     /// `once` is set for a single step: the memory that it mapped, and whether the run is past its warm-up.
     fn sign(&self, view: &View<'_>, group: &Group<'_>, severity: Severity, once: Option<(u64, bool)>) -> Sign {
         let step = self.member.step;
@@ -199,31 +225,8 @@ impl Lag<'_> {
         ];
         evidence.extend(once.map(|(mapped, _)| bytes("mapped_bytes", mapped)));
         let whole = group.whole.filter(|_| once.is_none());
-        evidence.extend(whole.into_iter().flat_map(super::peers::Whole::evidence));
-        let (what, advice) = match once {
-            None => (
-                format!(
-                    "Rank {rank} of {job} works {:.2} times as long as {}, and is waited for{}.",
-                    self.ratio,
-                    self.whom(),
-                    whole.map(super::peers::Whole::text).unwrap_or_default()
-                ),
-                "Compare its input (sequence lengths, experts), its GPU's clocks and throttle reasons, and its host's load \
-                 with its peers'.",
-            ),
-            Some((mapped, is_warm)) => {
-                let mapped = human(mapped);
-                let when = if is_warm { "" } else { ", one of the first of its run" };
-                (
-                    format!(
-                        "In {title}{when}, rank {rank} of {job} came {} late while it mapped {mapped}.",
-                        HumanDuration(self.ns())
-                    ),
-                    "One such step at the begin of a run or of a new shape is usual: memory is mapped and kernels are \
-                     chosen. If it recurs, allocate the largest shape first.",
-                )
-            }
-        };
+        evidence.extend(whole.into_iter().flat_map(Whole::evidence));
+        let (what, advice) = self.words(whole, once);
         Sign {
             kind: FindingKind::Straggler,
             subject: Subject { gpu: step.gpus.first().copied(), job: Some(job.clone()), rank: Some(rank) },

@@ -43,10 +43,8 @@ pub struct Counted {
 pub struct Incurred {
     /// What kind of cause.
     pub cause: Cause,
-    /// The job.
-    pub job: Option<JobId>,
-    /// Without a job, index and UUID of the GPU.
-    pub gpu: Option<(String, String)>,
+    /// The job, or the GPU without one. Each cause also has a count of nobody's.
+    pub whose: Option<Concerned>,
 }
 
 /// A job that lost time, and by what.
@@ -67,11 +65,7 @@ impl Counted {
 
 impl Incurred {
     pub(super) fn of(incident: &Incident) -> Self {
-        let (job, gpu) = match &incident.whose {
-            Concerned::Job(job) => (Some(job.clone()), None),
-            Concerned::Gpu(index, uuid) => (None, Some((index.clone(), uuid.clone()))),
-        };
-        Self { cause: incident.cause, job, gpu }
+        Self { cause: incident.cause, whose: Some(incident.whose.clone()) }
     }
 }
 
@@ -94,7 +88,7 @@ impl HasJob for Incurred {
     const MOST: usize = MOST_OF_JOBS;
 
     fn job(&self) -> Option<&JobId> {
-        self.job.as_ref()
+        self.whose.as_ref().and_then(Concerned::job)
     }
 }
 

@@ -39,13 +39,13 @@ impl UnevenWork {
         self.jobs.retain(|job, _| runs(job));
     }
 
-    /// `has_straggler` says that a rank lags lastingly: then that is the reason.
-    pub fn judge(&mut self, view: &View<'_>, group: &Group<'_>, has_straggler: bool, signs: &mut Vec<Sign>) {
+    /// `is_explained` says that a rank lags lastingly, or was short of memory: then that is the reason.
+    pub fn judge(&mut self, view: &View<'_>, group: &Group<'_>, is_explained: bool, signs: &mut Vec<Sign>) {
         let Some(step) = group.step() else { return };
         let recent = self.jobs.entry(step.key.0.clone()).or_default();
         let longest = group.alike.iter().filter_map(|alike| longest(group, alike)).max_by_key(Longest::excess_ns);
         let is_compared = longest.is_some();
-        if has_straggler || !group.is_warm(view) {
+        if is_explained || !group.is_warm(view) {
             recent.clear();
         } else {
             recent.extend(longest);
@@ -109,7 +109,7 @@ fn sign(view: &View<'_>, group: &Group<'_>, recent: &VecDeque<Longest>) -> Optio
         step: step.number,
         code: None,
         waiting_ranks: Vec::new(),
-        lost_ns: group.whole.and_then(|whole| whole.lost_ns(group.members.len())),
+        lost_ns: None,
         evidence,
         text: Text {
             what: format!(

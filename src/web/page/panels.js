@@ -89,12 +89,6 @@ function numbered(name, numbers) {
   return `${name}${numbers.length === 1 ? "" : "s"} ${texts.join(", ")}`;
 }
 
-function incidentsList(feed, incidents, show) {
-  const active = incidents.filter(({ ended_unix_nano: ended }) => ended === null), over = incidents.filter(({ ended_unix_nano: ended }) => ended !== null);
-  const part = (title, list) => [element("h2", {}, title), list.length ? list.map((incident) => incidentPanel(feed, incident, show)) : element("p", {}, "There are none.")];
-  return [part("Incidents now", active).flat(), over.length ? part("Incidents that are over", over).flat() : []].flat();
-}
-
 // The kinds of findings whose remedy is to use less memory.
 const LACKS_MEMORY = ["low_headroom", "allocator_thrash", "comm_starvation"];
 
@@ -117,10 +111,11 @@ function capturesOf(feed, found) {
     && capture.begin_unix_nano <= Math.max(found.raised_unix_nano, found.begin_unix_nano) && (capture.end_unix_nano ?? Infinity) >= Math.min(found.begin_unix_nano, end));
 }
 
-function findingsList(feed, findings, show, nothing) {
-  const active = findings.filter((found) => found.ended_unix_nano === null), ended = findings.filter((found) => found.ended_unix_nano !== null);
-  const part = (title, list, none) => [element("h2", {}, title), list.length ? list.map((found) => findingPanel(feed, found, show)) : element("p", {}, none)];
-  return [part("Findings now", active, nothing).flat(), ended.length ? part("Findings that have ended", ended, "").flat() : []].flat();
+// Panels of what goes on, and below them of what has ended.
+function panels(all, panel, now, before) {
+  const active = all.filter(({ ended_unix_nano: ended }) => ended === null), ended = all.filter(({ ended_unix_nano: ended }) => ended !== null);
+  return [element("h2", {}, now), active.length ? active.map(panel) : element("p", {}, "There are none."),
+    ended.length ? [element("h2", {}, before), ended.map(panel)] : []].flat(2);
 }
 
 function captureTable(feed, captures) {

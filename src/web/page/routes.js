@@ -281,7 +281,7 @@ class Live {
   overview() {
     const { feed } = this, all = () => true;
     this.chart(all, all, all);
-    const incidents = this.part(() => incidentsList(feed, feed.incidents, (found) => this.show(found)));
+    const incidents = this.part(() => this.incidentPanels(feed.incidents));
     const gpus = this.part(() => [element("h2", {}, "GPUs"), gpuTable(feed) ?? element("p", {}, feed.trouble ?? "There are none.")]);
     const jobs = this.part(() => [element("h2", {}, "Jobs"), jobTable(feed) ?? element("p", {}, "No job has sent a mark. docs/annotations.md shows how.")]);
     const captures = this.part(() => capturesPart(feed));
@@ -302,10 +302,15 @@ class Live {
     return { title: `GPU ${gpu.gpu}`, lists: findings, tables: facts };
   }
 
-  // The incidents of which a finding is on this page.
+  incidentPanels(incidents) {
+    return panels(incidents, (incident) => incidentPanel(this.feed, incident, (found) => this.show(found)), "Incidents now", "Incidents that are over");
+  }
+
+  // The incidents that name a GPU, a rank or the job of this page; their findings may have been forgotten.
   incidentsHere() {
-    const { feed } = this, here = new Set(feed.findings.filter(this.scope.findings).map(({ incident }) => incident));
-    return incidentsList(feed, feed.incidents.filter(({ id }) => here.has(id)), (found) => this.show(found));
+    const named = ({ job, job_id, ranks, gpus }) => [...gpus.map(({ uuid }) => ({ uuid, job, job_id })),
+      ...(ranks.length ? ranks : [null]).map((rank) => ({ uuid: null, job, job_id, rank }))];
+    return this.incidentPanels(this.feed.incidents.filter((incident) => named(incident).some(this.scope.findings)));
   }
 
   // Whether a finding is about a rank on this GPU.
@@ -365,7 +370,7 @@ class Live {
 
   findings() {
     const { feed } = this;
-    return { title: "Findings", lists: this.part(() => findingsList(feed, feed.findings, null, "There are none.")) };
+    return { title: "Findings", lists: this.part(() => panels(feed.findings, (found) => findingPanel(feed, found, null), "Findings now", "Findings that have ended")) };
   }
 
   captures() { return { title: "Captures", lists: this.part(() => capturesPart(this.feed)) }; }
