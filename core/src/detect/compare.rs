@@ -56,7 +56,7 @@ impl Detector for Compare {
             self.add(view, step);
         }
         for steps in self.complete(view) {
-            let group = Group::of(view, &steps);
+            let group = Group::of(view, &steps, |gpu| self.late.reads(gpu));
             self.note(&group);
             let is_lasting = self.straggler.judge(view, &group, troubles, signs);
             self.late.judge(view, &group, signs);

@@ -148,6 +148,11 @@ impl Late {
         }
     }
 
+    /// Whether it is known what a GPU did lately.
+    pub fn reads(&self, gpu: usize) -> bool {
+        self.gpus.get(gpu).is_some_and(|readings| !readings.is_empty())
+    }
+
     /// Forgets jobs and ranks.
     pub fn retain(&mut self, runs: impl Fn(&JobId) -> bool, knows: impl Fn(&RankKey) -> bool) {
         self.jobs.retain(|job, _| runs(job));
@@ -652,26 +657,46 @@ mod tests {
         }
     }
 
+    /// Steps of two ranks with a collective each, which begins after this many milliseconds and ends after 110. `sees` is whether
+    /// the GPUs have readings.
+    fn beside(of: [(&'static [(&'static str, i64)], i64); 2], sees: bool) -> Vec<Sign> {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+        let mut signs = Vec::new();
+        for nth in 0..30 {
+            let begin_ns = i64::try_from(nth).expect("small") * SECOND_NS;
+            for gpu in hand.gpus.iter().filter(|_| sees) {
+                let activity = Activity { tensor_active_ratio: Some(0.03), ..Activity::default() };
+                gpu.set_medium(begin_ns, Medium { utilization_ratio: Some(1.0), activity, ..Medium::default() });
+            }
+            let steps = of.into_iter().enumerate().map(|(rank, (phases, from_ms))| {
+                let mut step = Hand::step(rank, nth, begin_ns, phases);
+                let (from_ns, to_ns) = (begin_ns + from_ms * MILLISECOND_NS, begin_ns + 110 * MILLISECOND_NS);
+                let name = "comm".into();
+                step.phases.push(Phase { name, begin_ns: from_ns, end_ns: to_ns, retries: [None; 2] });
+                step
+            });
+            signs.extend(hand.steps_end(&mut detector, steps.collect()));
+        }
+        signs
+    }
+
     /// The marks of `watch` under DDP and FSDP2: what is left of a rank's phases beside its collectives is chance.
     #[test]
     fn communication_that_runs_beside_the_work_neither_names_a_rank_nor_hides_one() {
         for (late, expected) in [(EQUAL, vec![]), (LATE_FORWARD, vec![1])] {
-            let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
-            let mut signs = Vec::new();
-            for nth in 0..30 {
-                let begin_ns = i64::try_from(nth).expect("small") * SECOND_NS;
-                let steps = [(EQUAL, 10), (late, 75)].into_iter().enumerate().map(|(rank, (phases, from_ms))| {
-                    let mut step = Hand::step(rank, nth, begin_ns, phases);
-                    let (from_ns, to_ns) = (begin_ns + from_ms * MILLISECOND_NS, begin_ns + 110 * MILLISECOND_NS);
-                    let name = "comm".into();
-                    step.phases.push(Phase { name, begin_ns: from_ns, end_ns: to_ns, retries: [None; 2] });
-                    step
-                });
-                signs.extend(hand.steps_end(&mut detector, steps.collect()));
-            }
+            let signs = beside([(EQUAL, 10), (late, 75)], true);
             assert_eq!(ranks(&signs), expected);
             assert!(signs.iter().all(|sign| sign.text.what.contains("takes 25 ms longer in forward")), "{signs:?}");
         }
+        // In two phases also where nothing else is known, as of older GPUs: then nobody is named by what is left.
+        assert_eq!(ranks(&beside([(EQUAL, 2), (EQUAL, 20)], false)), [0_u32; 0]);
+    }
+
+    /// DDP, late in the backward pass, where nothing is known of the GPUs: the late rank comes to the collective last.
+    #[test]
+    fn communication_in_one_phase_shows_who_comes_last_where_nothing_else_does() {
+        assert_eq!(ranks(&beside([(EQUAL, 30), (EQUAL, 90)], false)), [1]);
+        assert_eq!(ranks(&beside([(EQUAL, 30), (EQUAL, 30)], false)), [0_u32; 0]);
     }
 
     /// The host of each rank runs ahead of its GPU, and waits for it after its last phase.

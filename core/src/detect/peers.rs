@@ -48,7 +48,9 @@ pub(super) struct Whole {
 }
 
 impl<'a> Group<'a> {
-    pub fn of(view: &'a View<'_>, steps: &'a [Step]) -> Self {
+    /// `sees` is whether more is known of what a GPU does than its marks say. Then that shows who is late, and marks of
+    /// communication beside the work are not compared; otherwise they are if they lie in one phase.
+    pub fn of(view: &'a View<'_>, steps: &'a [Step], sees: impl Fn(usize) -> bool) -> Self {
         let now = |step: &Step| view.rank(&step.key);
         let member = |step: &'a Step| Member {
             step,
@@ -56,7 +58,9 @@ impl<'a> Group<'a> {
             work: Work::of(step, view.settings),
         };
         let mut members: Vec<Member<'a>> = steps.iter().map(member).collect();
-        if !Work::is_known(members.iter().filter_map(|member| member.work.as_ref())) {
+        let works = || members.iter().filter_map(|member| member.work.as_ref());
+        let sees_all = || members.iter().all(|member| member.step.gpus.iter().any(|gpu| sees(*gpu)));
+        if !Work::is_known(works()) && (sees_all() || !Work::is_in_one_phase(works())) {
             members.iter_mut().for_each(|member| member.work = None);
         }
         let size = steps.iter().filter_map(now).filter_map(|rank: &RankNow| rank.world_size).max();

@@ -11,6 +11,9 @@ use super::steps::{Phase, Step, is_one_of};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
+/// Communication lies in one phase if at most one part in `SPREAD` of it lies in others.
+const SPREAD: i64 = 8;
+
 /// What one rank did in one step. Of a step in which most of the communication of all ranks lies in phases of work, nothing of this
 /// is known ([`Work::is_known`]).
 #[derive(Debug, Clone)]
@@ -21,9 +24,11 @@ pub(super) struct Work {
     pub once_ns: i64,
     /// How often the most frequent phase of work came: the microbatches.
     pub rounds: u64,
-    /// Time in communication, and the part of it that lies in phases of work, nanoseconds.
+    /// Time in communication, nanoseconds.
     pub comm_ns: i64,
+    /// The part of it that lies in phases of work, and of that, the part outside of the phase that has most of it.
     beside_ns: i64,
+    spread_ns: i64,
     /// Time of the step that is no work, nanoseconds: communication, waiting, and what no mark covers.
     pub idle_ns: i64,
     /// The part of it before the first and after the last phase that repeats.
@@ -59,6 +64,11 @@ impl Work {
         let work = union(phases.iter().copied());
         let total_ns = known(&work);
         let beside_ns = length(&common(&work, &comm));
+        let in_phase = |name: &str| {
+            let named = union(phases.iter().copied().filter(|phase| &*phase.name == name));
+            length(&common(&named, &comm))
+        };
+        let most_ns = counts.keys().map(|name| in_phase(name)).max().unwrap_or(0);
         let repeated = union(phases.iter().copied().filter(repeats));
         let repeated = if repeated.is_empty() { work } else { repeated };
         let repeated_ns = known(&repeated);
@@ -70,6 +80,7 @@ impl Work {
             rounds: counts.values().copied().max().unwrap_or(1),
             comm_ns: length(&comm),
             beside_ns,
+            spread_ns: (beside_ns - most_ns).max(0),
             idle_ns: step.length_ns() - total_ns,
             outside_ns: (step.length_ns() - span_ns - once_ns).max(0),
             order: order(&phases),
@@ -85,6 +96,15 @@ impl Work {
         let (comm_ns, beside_ns) =
             ranks.fold((0, 0), |(comm_ns, beside_ns), one| (comm_ns + one.comm_ns, beside_ns + one.beside_ns));
         2 * beside_ns <= comm_ns
+    }
+
+    /// Whether the communication that lies in phases of work lies in one of them, as DDP's in the backward pass. The ranks enter
+    /// it together, so that one with more work communicates less by about as much. Under FSDP2, whose ranks communicate in each pass
+    /// and run ahead of each other, what is left of their phases is chance.
+    pub fn is_in_one_phase<'a>(ranks: impl Iterator<Item = &'a Self>) -> bool {
+        let (beside_ns, spread_ns) =
+            ranks.fold((0, 0), |(beside_ns, spread_ns), one| (beside_ns + one.beside_ns, spread_ns + one.spread_ns));
+        SPREAD * spread_ns <= beside_ns
     }
 }
 
@@ -190,8 +210,22 @@ mod tests {
             (ms(of(40).total_ns), Work::is_known([of(40)].iter()), Work::is_known([of(39)].iter())),
             (65, true, false)
         );
+        assert!(Work::is_in_one_phase([of(39)].iter()), "in backward alone");
         // The ranks of a step are judged together, or not at all.
         assert!(Work::is_known([of(30), of(50)].iter()) && !Work::is_known([of(30), of(49)].iter()));
+    }
+
+    #[test]
+    fn communication_is_in_one_phase_up_to_an_eighth_of_it() {
+        let of = |forward_ms| {
+            let mut step = Hand::step(0, 5, 0, &[("forward", 50), ("backward", 100), ("comm", 1)]);
+            for (begin_ms, length_ms) in [(0, forward_ms), (60, 70)] {
+                let (begin_ns, end_ns) = (begin_ms * MILLISECOND_NS, (begin_ms + length_ms) * MILLISECOND_NS);
+                step.phases.push(Phase { name: "comm".into(), begin_ns, end_ns, retries: [None; 2] });
+            }
+            Work::is_in_one_phase([Work::of(&step, &Settings::default()).expect("marked")].iter())
+        };
+        assert_eq!([0, 10, 11, 40].map(of), [true, true, false, false]);
     }
 
     #[test]
