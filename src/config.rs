@@ -66,6 +66,8 @@ pub struct Settings {
     pub limits: Limits,
     /// How to ask the kubelet for the GPUs of pods.
     pub kubelet: kubelet::KubeletSettings,
+    /// Where control groups are mounted; `None` to read none.
+    pub cgroups: Option<PathBuf>,
     /// How captures are taken and kept.
     pub captures: capture::CaptureSettings,
     /// Whether `/metrics` has the memory of single processes.
@@ -106,6 +108,7 @@ impl Default for Settings {
             web_hosts: Hosts::default(),
             limits,
             kubelet: kubelet::KubeletSettings::default(),
+            cgroups: Some("/sys/fs/cgroup".into()),
             captures: capture::CaptureSettings::default(),
             processes: false,
             detect,

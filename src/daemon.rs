@@ -142,6 +142,7 @@ fn intake(
 ) -> anyhow::Result<Arc<Intake>> {
     let intake = Intake::new(settings.limits, Arc::clone(clock), Arc::clone(processes));
     let intake = intake.with_log(settings.captures.event_log()).with_kubelet(kubelet).with_live_clock(Arc::clone(live));
+    let intake = intake.with_cgroups(settings.cgroups.clone());
     let intake = Arc::new(intake);
     intake.start_reader().context("cannot start the thread that reads senders' processes")?;
     Ok(intake)

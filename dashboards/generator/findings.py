@@ -14,6 +14,11 @@ KINDS = {
         "It marked a failed allocation or its allocator counted one, or it ended in the middle of a step on a full GPU",
         "The live page has what was asked for and who held what; a smaller batch, recomputation, or expandable segments",
         "oom"),
+    "host_oom": (
+        "A rank ran out of host memory, and the kernel killed a process of it",
+        "The kernel's count of killed processes of its control group rose as it ended; the GPU's memory is not the reason",
+        "Raise the memory limit of the container or job, or use fewer data loader workers and less prefetching",
+        "host-oom"),
     "low_headroom": (
         "A GPU is almost out of memory",
         "Less memory than detect.headroom was free within the last second. NCCL allocates outside the framework's pool "

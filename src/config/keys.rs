@@ -107,6 +107,8 @@ keys! {
         |s, v| { s.kubelet.socket = path_or_none(v); Ok(()) };
     "kubelet.container_logs" = "/var/log/containers", "The folder with a link for each container's log; the daemon finds the pod of a process in it.",
         |s, v| { s.kubelet.container_logs = path(v).ok_or("is empty")?; Ok(()) };
+    "host.cgroups" = "/sys/fs/cgroup", "Where control groups are mounted. In them the daemon sees that the kernel killed a process of a job for want of host memory; `none` not to look.",
+        |s, v| { s.cgroups = path_or_none(v); Ok(()) };
     "captures.directory" = "/var/lib/highwater/captures", "The folder for captures: the seconds around a finding, an `oom` mark or a request; `none` disables them. By default below $STATE_DIRECTORY or $XDG_STATE_HOME if one is set, and below the home directory if the daemon does not run as root.",
         |s, v| { s.captures.directory = path_or_none(v); Ok(()) };
     "captures.before" = "30s", "How far before its trigger a capture begins.",

@@ -9,9 +9,9 @@ use crate::metrics::MOST_LAYERS;
 use crate::web::{answers, serve};
 use highwater_analysis::report::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
 use highwater_core::gpu;
-use highwater_engine::intake::MOST_BATCHED_BYTES;
 use highwater_engine::intake::datagram::MOST_DATAGRAM_BYTES;
 use highwater_engine::intake::split::MOST_EVENT_BYTES;
+use highwater_engine::intake::{MOST_BATCHED_BYTES, MOST_KILLS_BYTES};
 use highwater_engine::place::home::MOST_UNLINKED;
 use highwater_engine::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
 use highwater_engine::place::process::MOST_PROCESSES;
@@ -79,6 +79,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("detectors' baselines", limits.ranks * OF_RANK),
         ("findings", FINDINGS),
         ("processes of senders", MOST_PROCESSES * (3 * MOST_BYTES + 512) + MOST_UNLINKED * 160),
+        ("control groups of senders", MOST_KILLS_BYTES),
         ("reads of processes", MOST_READERS * reads),
         ("events of HTTP bodies that are still arriving", MOST_BATCHED_BYTES),
         ("HTTP connections", (SLOTS.0 + HEALTH_SLOTS.0) * connection),

@@ -223,6 +223,8 @@ metrics! {
         "Annotation events that senders could not send, as they report in the field `lost` of the next event that they could, by sender as in highwater_annotations_refused_total.";
     ANNOTATIONS_HELD = Gauge "highwater_annotations_held_bytes" ["kind"]
         "Bytes that the daemon keeps for jobs: `open` for jobs, ranks, names and everything that is open or waits for its memory, `ended` for everything that has ended. At most `annotations.max_bytes` and `annotations.max_ended_bytes`.";
+    CGROUPS_READ = Gauge "highwater_cgroups_read" []
+        "Control groups of senders' processes in which the daemon sees that the kernel kills for want of host memory; 0 with jobs on the sockets means that `host.cgroups` has none of them. Every second.";
     NVML_UP = Gauge "highwater_nvml_up" []
         "Whether NVML could be opened and has GPUs. Absent for simulations and replays.";
     SOURCE_ERROR = Gauge "highwater_source_error" ["reason"]

@@ -22,6 +22,7 @@ impl Collect for Intake {
         for (kind, resource) in [("open", Resource::Bytes), ("ended", Resource::Ended)] {
             out.count(&c::ANNOTATIONS_HELD, [kind], Some(accounts.held(resource) as u64));
         }
+        out.count(&c::CGROUPS_READ, (), Some(self.cgroups() as u64));
         out.memory(Part::Open, accounts.held(Resource::Bytes));
         out.memory(Part::Profiles, accounts.held(Resource::Layers));
         out.memory(Part::Events, self.log().bytes());

@@ -4,7 +4,7 @@ use crate::daemon::Daemon;
 use crate::process::eventually;
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -115,6 +115,153 @@ fn followed_over(door: &str, end: impl FnOnce(Job)) -> String {
 fn assert_first_has_exited(metrics: &str) {
     assert!(metrics.contains("highwater_phases_total{outcome=\"exited\"} 1"), "the open step is given up: {metrics}");
     assert!(metrics.contains("highwater_job_info{training_job=\"first\",rank=\"0\"}"), "{metrics}");
+}
+
+/// A control group whose files a test writes, in the place where the kernel says that the senders of the test are.
+struct Counted {
+    root: tempfile::TempDir,
+    folder: PathBuf,
+    version: u32,
+}
+
+impl Counted {
+    fn new() -> Self {
+        let root = tempfile::tempdir().expect("a folder");
+        let own = std::fs::read_to_string("/proc/self/cgroup").expect("Linux");
+        let path = |controllers: &str| {
+            let has = |all: &str| {
+                if controllers.is_empty() { all.is_empty() } else { all.split(',').any(|one| one == controllers) }
+            };
+            let lines = own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+            lines.filter(|(all, _)| has(all)).map(|(_, path)| path.trim_start_matches('/').to_owned()).next()
+        };
+        let one = path("memory").map(|path| (1, root.path().join("memory").join(path)));
+        let (version, folder) = one.unwrap_or_else(|| (2, root.path().join(path("").expect("a group"))));
+        std::fs::create_dir_all(&folder).expect("made");
+        let counted = Self { root, folder, version };
+        counted.kill(0);
+        counted
+    }
+
+    /// From now on that many processes were killed, at a limit of 8 GiB.
+    fn kill(&self, count: u64) {
+        let files: [(&str, String); 3] = match self.version {
+            1 => [
+                ("memory.failcnt", count.to_string()),
+                ("memory.limit_in_bytes", (8_u64 << 30).to_string()),
+                ("memory.oom_control", format!("oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n")),
+            ],
+            _ => [
+                ("memory.events.local", format!("oom {count}\n")),
+                ("memory.max", (8_u64 << 30).to_string()),
+                ("memory.events", format!("oom {count}\noom_kill {count}\n")),
+            ],
+        };
+        for (name, text) in files {
+            // Whole, however the daemon reads meanwhile.
+            let new = self.folder.join("new");
+            std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, self.folder.join(name))).expect("written");
+        }
+    }
+}
+
+fn wait_until_read(daemon: &Daemon) {
+    eventually(PATIENCE, "the control group is read", || {
+        daemon.metrics().contains("highwater_cgroups_read 1\n").then_some(())
+    });
+}
+
+/// The one finding of this kind.
+fn finding(daemon: &Daemon, kind: &str) -> Value {
+    eventually(PATIENCE, "the finding", || {
+        let answer: Value = serde_json::from_str(&daemon.get("/api/v1/findings")).expect("JSON");
+        let of_kind = |found: &&Value| found["finding"] == kind;
+        answer["findings"].as_array().expect("a list").iter().find(of_kind).cloned()
+    })
+}
+
+#[test]
+fn a_rank_that_the_kernel_kills_for_want_of_host_memory_is_a_finding_with_the_limit() {
+    for door in ["seqpacket", "datagram"] {
+        let counted = Counted::new();
+        let cgroups = format!("host.cgroups={}", counted.root.path().display());
+        let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", &cgroups]).ready();
+        let mut job = Job::start("eats", door, &daemon);
+        (0..3).for_each(|number| job.step(number));
+        job.say(json!({"event": "begin", "kind": "step", "step": 3}));
+        job.say(json!({"event": "begin", "name": "data"}));
+        wait_until_read(&daemon);
+        counted.kill(1);
+        job.kill();
+        let found = finding(&daemon, "host_oom");
+        let expected = "Rank 0 of eats ran out of host memory in data of step 3: its limit of 8.0 GiB was reached.";
+        assert_eq!((&found["what"], &found["severity"]), (&json!(expected), &json!("critical")), "{door}: {found}");
+        let metrics = daemon.metrics();
+        assert!(metrics.contains("highwater_incident_active{cause=\"host_memory\""), "{metrics}");
+        assert!(metrics.contains("highwater_phases_total{outcome=\"exited\"} 2\n"), "a step and a phase: {metrics}");
+        eventually(PATIENCE, "nothing is read without jobs", || {
+            daemon.metrics().contains("highwater_cgroups_read 0\n").then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_job_that_is_killed_otherwise_is_none() {
+    let counted = Counted::new();
+    counted.kill(7);
+    let cgroups = format!("host.cgroups={}", counted.root.path().display());
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", &cgroups]).ready();
+    let mut job = Job::start("first", "seqpacket", &daemon);
+    job.step(0);
+    job.say(json!({"event": "begin", "kind": "step", "step": 1}));
+    wait_until_read(&daemon);
+    job.kill();
+    eventually(PATIENCE, "its end", || {
+        daemon.metrics().contains("highwater_phases_total{outcome=\"exited\"} 1").then_some(())
+    });
+    // What its end is due to is marked before the end is counted, and found in the next turn of the detectors, as the other job's.
+    let mut other = Job::start("other", "seqpacket", &daemon);
+    other.step(0);
+    other.say(json!({"event": "mark", "name": "oom"}));
+    finding(&daemon, "oom");
+    let found = daemon.get("/api/v1/findings");
+    assert!(!found.contains("host_oom"), "{found}");
+    other.kill();
+}
+
+/// A control group that is removed when the test is over.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // Fails only while a process is in it.
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Where this process may make a control group: as root, with version 1.
+#[test]
+fn a_job_that_a_real_limit_ends_is_a_finding() {
+    let group = PathBuf::from(format!("/sys/fs/cgroup/memory/highwater-test-{}", std::process::id()));
+    if let Err(error) = std::fs::create_dir(&group) {
+        eprintln!("NOT TESTED: a real limit of memory, because {} cannot be made: {error}", group.display());
+        return;
+    }
+    let _removed = Removed(group.clone());
+    std::fs::write(group.join("memory.limit_in_bytes"), (64_u64 << 20).to_string()).expect("a limit");
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]).ready();
+    let mut job = Job::start("eats", "seqpacket", &daemon);
+    std::fs::write(group.join("cgroup.procs"), job.process.id().to_string()).expect("moved");
+    job.step(0);
+    job.say(json!({"event": "begin", "kind": "step", "step": 1}));
+    wait_until_read(&daemon);
+    // A line that needs more than the limit.
+    let _killed = (0..256).try_for_each(|_| job.says.write_all(&[b' '; 1 << 20]));
+    job.process.wait().expect("it ends");
+    let found = finding(&daemon, "host_oom");
+    let expected = "Rank 0 of eats ran out of host memory in step 1: its limit of 64 MiB was reached.";
+    assert_eq!(found["what"], json!(expected), "{found}");
+    assert!(found["why"].as_str().expect("text").contains("/highwater-test-"), "{found}");
 }
 
 #[test]

@@ -204,6 +204,10 @@ fn with_the_kubelet_it_is_root_without_any_capability() {
     let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
     let directory = json!({"name": "pod-resources", "hostPath": {"path": "/k0s/pod-resources", "type": "Directory"}});
     assert!(has(&pod["volumes"], &directory), "{pod}");
+    let container = &pod["containers"][0];
+    let is_cgroups = |mount: &Value| mount["mountPath"] == "/host/sys/fs/cgroup" && mount["readOnly"] == true;
+    assert!(container["volumeMounts"].as_array().is_some_and(|all| all.iter().any(is_cgroups)), "{container}");
+    assert!(has(&container["args"], &json!("--set=host.cgroups=/host/sys/fs/cgroup")), "{container}");
     let mount = json!({"name": "container-logs", "mountPath": "/var/log/containers", "readOnly": true});
     assert!(has(&pod["containers"][0]["volumeMounts"], &mount), "{pod}");
 }

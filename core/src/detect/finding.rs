@@ -14,6 +14,7 @@ crate::labels! {
     #[allow(missing_docs, reason = "each has a file of its own that explains it")]
     pub enum FindingKind {
         Oom = "oom",
+        HostOom = "host_oom",
         LowHeadroom = "low_headroom",
         AllocatorThrash = "allocator_thrash",
         CommStarvation = "comm_starvation",

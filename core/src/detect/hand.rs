@@ -7,7 +7,7 @@ use super::steps::{Phase, Step};
 use super::view::{RankNow, View, running};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::gpu::{Device, GpuState, Medium};
-use crate::jobs::FailedAllocation;
+use crate::jobs::{FailedAllocation, HostOom};
 use crate::phases::Flush;
 use crate::phases::RankKey;
 use crate::phases::hand::{self, key};
@@ -24,6 +24,7 @@ pub(super) struct Hand {
     pub gpus: Vec<GpuState>,
     pub ranks: Vec<RankNow>,
     pub ooms: Vec<(RankKey, Arc<FailedAllocation>)>,
+    pub host_ooms: Vec<(RankKey, Arc<HostOom>)>,
     pub steps: Vec<Step>,
     pub flushes: Vec<(usize, Flush)>,
     pub since_ns: Vec<i64>,
@@ -41,8 +42,8 @@ impl Hand {
         let state = |gpu| GpuState::new(device(gpu), 600 * SECOND_NS, 100 * MILLISECOND_NS);
         let gpus = (0..gpus).map(state).collect();
         let (ranks, steps, flushes, troubles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (settings, since_ns, ooms) = (Settings::default(), Vec::new(), Vec::new());
-        Self { now_ns: 0, settings, gpus, ranks, ooms, steps, flushes, since_ns, troubles, rings, writers }
+        let (settings, since_ns, ooms, host_ooms) = (Settings::default(), Vec::new(), Vec::new(), Vec::new());
+        Self { now_ns: 0, settings, gpus, ranks, ooms, host_ooms, steps, flushes, since_ns, troubles, rings, writers }
     }
 
     /// From now on a GPU uses `bytes` bytes of memory.
@@ -122,6 +123,7 @@ impl Hand {
             steps: &self.steps,
             ranks: &self.ranks,
             ooms: &self.ooms,
+            host_ooms: &self.host_ooms,
             flushes: &self.flushes,
             since_ns: &self.since_ns,
         })

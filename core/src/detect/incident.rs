@@ -35,6 +35,8 @@ crate::labels! {
         HeldBack = "held_back",
         /// Too little memory.
         Memory = "memory",
+        /// Too little memory of the host.
+        HostMemory = "host_memory",
         /// Input that comes late.
         Input = "input",
         /// A rank that the others wait for, with no cause that is known.
@@ -56,6 +58,7 @@ impl Cause {
             | FindingKind::AllocatorThrash
             | FindingKind::CommStarvation
             | FindingKind::MemoryGrowth => Cause::Memory,
+            FindingKind::HostOom => Cause::HostMemory,
             FindingKind::InputStall => Cause::Input,
             FindingKind::Straggler => Cause::LateRank,
             FindingKind::StageImbalance | FindingKind::UnevenWork => Cause::Imbalance,
@@ -67,7 +70,7 @@ impl Cause {
 
     /// Whether it may be why a rank is late.
     fn explains_a_late_rank(self) -> bool {
-        matches!(self, Cause::Gpu | Cause::HeldBack | Cause::Memory | Cause::Input)
+        matches!(self, Cause::Gpu | Cause::HeldBack | Cause::Memory | Cause::HostMemory | Cause::Input)
     }
 }
 
@@ -75,7 +78,7 @@ impl Cause {
 /// first, as nothing goes on after it.
 fn order(kind: FindingKind) -> u8 {
     match kind {
-        FindingKind::Oom | FindingKind::Xid => 0,
+        FindingKind::Oom | FindingKind::HostOom | FindingKind::Xid => 0,
         FindingKind::MemoryGrowth | FindingKind::GpuLost | FindingKind::GpuThrottled => 1,
         FindingKind::LowHeadroom | FindingKind::GpuUnhealthy | FindingKind::PcieDegraded => 2,
         FindingKind::AllocatorThrash | FindingKind::InputStall | FindingKind::StageImbalance => 3,
@@ -273,7 +276,8 @@ impl Incident {
         let mut hasher = DefaultHasher::new();
         (sign.kind as usize, sign.subject.rank, finding.gpu.as_ref().map(|(_, uuid)| uuid)).hash(&mut hasher);
         let is_new = self.known.len() < MOST_KNOWN && self.known.insert(hasher.finish());
-        let ends_jobs = matches!(sign.kind, FindingKind::Oom | FindingKind::Xid | FindingKind::GpuLost);
+        let ends_jobs =
+            matches!(sign.kind, FindingKind::Oom | FindingKind::HostOom | FindingKind::Xid | FindingKind::GpuLost);
         is_new || ends_jobs || sign.severity > self.worst
     }
 

@@ -21,6 +21,7 @@ mod gpu_throttled;
 mod gpu_unhealthy;
 #[cfg(test)]
 mod hand;
+mod host_oom;
 mod idle_gpu;
 mod incident;
 mod input_stall;
@@ -54,7 +55,7 @@ pub use settings::Settings;
 pub use tally::{Counted, Incurred, Lost};
 
 use crate::clock::SECOND_NS;
-use crate::jobs::{FailedAllocation, JobId, Jobs, Rank};
+use crate::jobs::{JobId, Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
 use crate::shares;
 use detector::{Detector, Trouble};
@@ -198,9 +199,10 @@ impl Detect {
             ended
         };
         // After what has ended, so that no step is seen as both ended and open.
-        let (ranks, ooms) = {
+        let (ranks, ooms, host_ooms) = {
             let jobs = ledger.open();
-            (ranks(&jobs), ooms(&jobs, now_ns))
+            let ooms = marked(&jobs, now_ns, |rank| rank.oom.as_ref(), |oom| oom.at_ns);
+            (ranks(&jobs), ooms, marked(&jobs, now_ns, |rank| rank.host_oom.as_ref(), |oom| oom.at_ns))
         };
         let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
         let flushes = state.new_flushes(join);
@@ -214,6 +216,7 @@ impl Detect {
             steps: &steps,
             ranks: &ranks,
             ooms: &ooms,
+            host_ooms: &host_ooms,
             flushes: &flushes,
             on: &subjects.on,
             since_ns: &subjects.since_ns,
@@ -241,6 +244,7 @@ impl State {
         Self {
             detectors: vec![
                 Box::new(oom::OomDetector::default()),
+                Box::new(host_oom::HostOomDetector::default()),
                 Box::new(low_headroom::LowHeadroom::default()),
                 Box::new(allocator_thrash::AllocatorThrash::default()),
                 Box::new(comm_starvation::CommStarvation::default()),
@@ -299,11 +303,16 @@ impl State {
     }
 }
 
-/// The last failed allocation of each rank that marked one lately.
-fn ooms(jobs: &Jobs, now_ns: i64) -> Vec<(RankKey, Arc<FailedAllocation>)> {
-    let is_late = |oom: &&Arc<FailedAllocation>| now_ns - oom.at_ns < OOM_NS;
+/// The last of what each rank marked lately: failed allocations, or missing host memory.
+fn marked<Mark>(
+    jobs: &Jobs,
+    now_ns: i64,
+    last: impl Fn(&Rank) -> Option<&Arc<Mark>>,
+    at_ns: impl Fn(&Mark) -> i64,
+) -> Vec<(RankKey, Arc<Mark>)> {
+    let is_late = |mark: &&Arc<Mark>| now_ns - at_ns(mark) < OOM_NS;
     let of = |(job, number, rank): (&JobId, u32, &Rank)| {
-        Some(((job.clone(), number), Arc::clone(rank.oom.as_ref().filter(is_late)?)))
+        Some(((job.clone(), number), Arc::clone(last(rank).filter(is_late)?)))
     };
     jobs.ranks().filter_map(of).collect()
 }

@@ -143,7 +143,8 @@ impl OomDetector {
             let ended_with_it =
                 |other: &&Gone| other.key.0 == *job && (other.at_ns - gone.at_ns).abs() <= FREED_WITHIN_NS;
             let is_alone = self.gone.iter().filter(ended_with_it).count() == 1;
-            let is_marked = view.ooms.iter().any(|((marked, _), _)| marked == job);
+            let is_marked = view.ooms.iter().any(|((marked, _), _)| marked == job)
+                || view.host_ooms.iter().any(|((marked, _), _)| marked == job);
             if is_alone && !is_marked {
                 signs.push(sign(view, &gone.key, Some(gone.gpu), gone.before.peak_bytes, &Cause::Gone(gone)));
             }

@@ -7,7 +7,7 @@ use super::finding::{Evidence, HumanBytes, Subject, number};
 use super::settings::Settings;
 use super::steps::Step;
 use crate::gpu::GpuState;
-use crate::jobs::FailedAllocation;
+use crate::jobs::{FailedAllocation, HostOom};
 use crate::mesh::Mesh;
 use crate::phases::{Flush, RankKey};
 use crate::ring;
@@ -70,6 +70,8 @@ pub(super) struct View<'a> {
     pub ranks: &'a [RankNow],
     /// The last failed allocation that each rank has marked in the last minute, also of ranks that have ended since.
     pub ooms: &'a [(RankKey, Arc<FailedAllocation>)],
+    /// The last time that each rank ran out of host memory in the last minute, likewise.
+    pub host_ooms: &'a [(RankKey, Arc<HostOom>)],
     /// Falls and regrowths since the last view, each with the position of its GPU.
     pub flushes: &'a [(usize, Flush)],
     /// By GPU, the positions of the ranks that run on it, and when the last other rank left it ([`Subjects`]).

@@ -235,7 +235,7 @@ impl Context<'_> {
 /// Whether a character of a name would not be seen, or would change how others are seen: control characters, line ends,
 /// byte-order marks, characters of no width, and those that turn the direction of writing. With them one name looks like
 /// another, in a log, a terminal or a dashboard.
-fn is_hidden(character: char) -> bool {
+pub(super) fn is_hidden(character: char) -> bool {
     let invisible = matches!(character,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
         | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'

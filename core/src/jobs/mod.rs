@@ -8,6 +8,7 @@ mod account;
 mod apart;
 mod event;
 mod gpus;
+mod host_oom;
 mod id;
 mod job;
 mod limits;
@@ -22,6 +23,7 @@ pub use crate::scope::Scope;
 pub use account::{Account, Accounts, Owner, Pod, Reservation, Resource, Sender, Shortage, Within};
 pub use event::{Attributes, Context, Event, weight};
 pub use gpus::{Gpus, UnknownGpu};
+pub use host_oom::HostOom;
 pub use id::JobId;
 pub use job::Job;
 pub use limits::Limits;
@@ -484,6 +486,40 @@ impl Jobs {
             ended.extend(job.ranks.iter_mut().filter_map(with).map(|(number, pid)| (id.clone(), number, pid)));
         }
         ended.into_iter().filter_map(|(id, number, pid)| self.end(&id, number, pid, at_ns)).collect()
+    }
+
+    /// Notes that host memory ran out where these send: of one that has ended, for the ranks that it sends for; of several beside
+    /// which a process was killed, for the lowest rank of each job. Returns the marks that say so.
+    pub fn mark_host_oom(&mut self, speakers: &[Speaker], oom: &HostOom, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
+        let mut of: Vec<(JobId, u32, HostOom)> = Vec::new();
+        for (id, number, rank) in self.ranks().filter(|(_, _, rank)| rank.exited_ns.is_none()) {
+            if !speakers.iter().any(|speaker| rank.counts_on(*speaker)) {
+                continue;
+            }
+            // A process that shares the rank, such as one of its data loader.
+            let is_beside = rank.holder_pid().is_some_and(|holder| oom.pid.is_some_and(|pid| pid != holder));
+            let (is_own, has_ended) = if is_beside { (Some(false), Some(false)) } else { (oom.is_own, oom.has_ended) };
+            match of.last() {
+                // Ranks come in the order of jobs and numbers.
+                Some((known, ..)) if oom.has_ended == Some(false) && known == id => {}
+                _ => of.push((id.clone(), number, HostOom { is_own, has_ended, ..oom.clone() })),
+            }
+        }
+        of.into_iter().filter_map(|(id, number, oom)| self.mark(&id, number, &oom, at_ns)).collect()
+    }
+
+    /// Takes a mark of the daemon's own for a rank, without the checks of other events.
+    fn mark(&mut self, id: &JobId, number: u32, oom: &HostOom, at_ns: i64) -> Option<(Event, Arc<Account>)> {
+        let mut mark = oom.mark(id.name(), id.scope(), number, at_ns);
+        let rank = self.rank_mut(id, number)?;
+        // From another process than before, the rank would count as started anew.
+        mark.pid = mark.pid.filter(|pid| rank.pid == Some(*pid));
+        let account = Arc::clone(rank.account());
+        let taking = Taking { held: None, series: None };
+        let closed = rank.take(&mark, mark.name.as_str().into(), Plan::Mark, taking, at_ns);
+        let of = (rank.gpus.clone(), rank.pid);
+        self.note(&mark, &account, id.clone(), closed, of);
+        Some((mark, account))
     }
 
     /// Ends the ranks whose steps this process began, even if other senders send for them. Returns the exits.

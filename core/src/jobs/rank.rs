@@ -2,6 +2,7 @@
 
 use super::account::{Account, Reservation};
 use super::event::{Attributes, Event, joined};
+use super::host_oom::{HostOom, is_host_oom};
 use super::oom::{FailedAllocation, is_failed_allocation};
 use super::place::Search;
 use super::profile::{Profile, Profiles};
@@ -69,6 +70,8 @@ pub struct Rank {
     pub open: Vec<Open>,
     /// The last failed allocation that it marked. It stays after its end.
     pub oom: Option<Arc<FailedAllocation>>,
+    /// The last time that it ran out of host memory. It stays after its end.
+    pub host_oom: Option<Arc<HostOom>>,
     /// When its first event arrived, or the first after it had ended.
     pub since_ns: i64,
     /// When it ended. Then nothing of it is open, and it has no GPUs. Its next event reopens it.
@@ -135,6 +138,7 @@ impl Rank {
             memory_ns: i64::MIN,
             open: Vec::new(),
             oom: None,
+            host_oom: None,
             since_ns: now_ns,
             exited_ns: None,
             speakers: Speakers::default(),
@@ -162,6 +166,16 @@ impl Rank {
         let (speaker, holder) = self.holder.filter(|_| self.exited_ns.is_none() && makes_holder(event))?;
         let is_other = event.pid.is_some_and(|pid| pid != holder);
         (is_other && self.speakers.counts_on(speaker)).then_some(holder)
+    }
+
+    /// Whether this speaker is counted on for the rank.
+    pub(super) fn counts_on(&self, speaker: Speaker) -> bool {
+        self.speakers.counts_on(speaker)
+    }
+
+    /// The process that began its last step.
+    pub(super) fn holder_pid(&self) -> Option<u32> {
+        self.holder.map(|(_, pid)| pid)
     }
 
     pub(super) fn is_held_by(&self, pid: u32) -> bool {
@@ -278,6 +292,9 @@ impl Rank {
         if is_failed_allocation(event) {
             self.oom = Some(Arc::new(self.failed_allocation(event)));
         }
+        if is_host_oom(event) {
+            self.host_oom = Some(Arc::new(self.out_of_host_memory(event)));
+        }
         self.last_event_ns = self.last_event_ns.max(event.at_ns);
         // A late event does not replace newer values: counters would fall.
         if let Some(step) = event.step.filter(|_| event.at_ns >= self.step_ns) {
@@ -301,6 +318,18 @@ impl Rank {
             gpus: mark.gpus.as_deref().or(self.gpus.as_deref()).unwrap_or_default().into(),
             pid: mark.pid.or(self.pid),
             ..FailedAllocation::of(mark)
+        }
+    }
+
+    /// What a mark of missing host memory says, and where the rank was.
+    fn out_of_host_memory(&self, mark: &Event) -> HostOom {
+        let phase = self.open.iter().rev().find(|open| open.kind == Kind::Phase);
+        HostOom {
+            count: self.host_oom.as_ref().map_or(0, |before| before.count) + 1,
+            step: self.step_of(mark),
+            phase: phase.map(|open| Arc::clone(&open.name)),
+            gpus: mark.gpus.as_deref().or(self.gpus.as_deref()).unwrap_or_default().into(),
+            ..HostOom::of(mark)
         }
     }
 

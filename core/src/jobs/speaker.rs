@@ -7,7 +7,7 @@
 const MOST: usize = 8;
 
 /// A sender whose end may be the end of a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Speaker {
     /// A process, by its id.
     Process(u32),

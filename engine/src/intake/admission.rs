@@ -4,9 +4,11 @@ use super::answer::Answer;
 use super::complaints::Complaints;
 use super::devices::DevicesVersion;
 use super::ends::{self, Ends};
+use super::kills::Kills;
 use super::log::{EventLog, LogLimits};
 use super::senders::Senders;
 use super::waiting::{Arrival, Parked};
+use crate::place::cgroup::Groups;
 use crate::place::{Kubelet, Peer};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{Device, Processes};
@@ -16,6 +18,7 @@ use highwater_core::jobs::{
 };
 use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
@@ -52,6 +55,7 @@ pub struct Intake {
     on_gpus: OnceLock<GpuListener>,
     /// Senders' processes that are watched for their end, set when an endpoint does so.
     ends: OnceLock<Ends>,
+    kills: Kills,
     /// How many events had each outcome.
     pub counts: OutcomeCounts,
 }
@@ -75,6 +79,7 @@ impl Intake {
             on_mark: OnceLock::new(),
             on_gpus: OnceLock::new(),
             ends: OnceLock::new(),
+            kills: Kills::new(Groups::new("/proc".into(), None)),
             counts: OutcomeCounts::default(),
         }
     }
@@ -93,11 +98,25 @@ impl Intake {
         self
     }
 
+    /// The same, which also sees in the control groups that are mounted in this folder which senders' processes the kernel kills
+    /// for want of host memory.
+    #[must_use]
+    pub fn with_cgroups(mut self, root: Option<PathBuf>) -> Self {
+        self.kills = Kills::new(Groups::new("/proc".into(), root));
+        self
+    }
+
     /// The same, with this timeline for rates and deadlines: that of a recording stops at its end.
     #[must_use]
     pub fn with_live_clock(mut self, live: Arc<dyn Clock>) -> Self {
         self.senders.live = live;
         self
+    }
+
+    /// How many control groups are read for processes that the kernel kills.
+    #[must_use]
+    pub fn cgroups(&self) -> usize {
+        self.kills.count()
     }
 
     /// The last events taken.
@@ -254,6 +273,7 @@ impl Intake {
         }
         overdue.pids.iter().for_each(|pid| self.has_been_read(*pid));
         self.take_linked(now_ns);
+        self.take_kills(now_ns);
         if overdue.needs_reader
             && let Some(intake) = self.itself.get().and_then(Weak::upgrade)
             && let Err(error) = intake.start_reader()
@@ -346,6 +366,8 @@ impl Intake {
 
     /// Ends a speaker once all that it sent before has been taken. `pid` is its process, `held` its reservation.
     pub(super) fn has_ended_behind(&self, pid: Option<u32>, speaker: Speaker, held: Option<Reservation>) {
+        // Now, because its process and its control group may be gone a moment later.
+        self.kills.note_end(speaker, self.senders.live.now_ns());
         let Some(pid) = pid else { return self.has_ended(speaker) };
         let mut end = Parked::End { pid, speaker, _held: held };
         if !self.senders.unlinked.is_empty()
@@ -466,8 +488,13 @@ impl Intake {
         if let (Some(gpus), Some(listener)) = (gpus, self.on_gpus.get()) {
             listener(&gpus, now_ns);
         }
-        if let (Some(Speaker::Process(pid)), Some(ends)) = (taken.watch, self.ends.get()) {
-            ends.watch(pid, account);
+        let followed = taken.watch.filter(|speaker| match (speaker, self.ends.get()) {
+            (Speaker::Process(pid), Some(ends)) => ends.watch(*pid, account),
+            (Speaker::Process(_), None) => false,
+            (Speaker::Connection(_), _) => true,
+        });
+        if let (Some(speaker), Some(pid)) = (followed, event.pid) {
+            self.kills.watch(speaker, pid, account);
         }
         let outcome = match (taken.out_of_order, knows_gpus) {
             (true, _) => Outcome::AcceptedOutOfOrder,
@@ -523,11 +550,23 @@ impl Intake {
         ends.take().into_iter().for_each(|pid| self.has_ended_behind(Some(pid), Speaker::Process(pid), None));
     }
 
+    /// Marks the ranks beside which the kernel killed a process for want of host memory.
+    fn take_kills(&self, now_ns: i64) {
+        for (speakers, oom) in self.kills.look(now_ns) {
+            let at_ns = self.clock.now_ns();
+            let marks = self.jobs().mark_host_oom(&speakers, &oom, at_ns);
+            marks.iter().for_each(|(mark, account)| self.log.note(mark, account, at_ns));
+        }
+    }
+
     /// Ends the ranks that only this speaker sent events for.
-    pub(super) fn has_ended(&self, speaker: Speaker) {
+    fn has_ended(&self, speaker: Speaker) {
         let at_ns = self.clock.now_ns();
+        let oom = self.kills.take(speaker);
         let mut jobs = self.jobs();
-        for (event, account) in jobs.end_with(speaker, at_ns) {
+        let mut events = oom.map_or_else(Vec::new, |oom| jobs.mark_host_oom(&[speaker], &oom, at_ns));
+        events.extend(jobs.end_with(speaker, at_ns));
+        for (event, account) in events {
             self.log.note(&event, &account, at_ns);
         }
     }

@@ -31,13 +31,14 @@ impl Ends {
     }
 
     /// Watches for the end of this process, whose owner has this account. One that has ended already is returned by the
-    /// next [`take`](Self::take), as any other: what it sent before may still be in a queue.
-    pub fn watch(&self, pid: u32, account: &Arc<Account>) {
+    /// next [`take`](Self::take), as any other: what it sent before may still be in a queue. Returns whether it is watched from now
+    /// on and was not before.
+    pub fn watch(&self, pid: u32, account: &Arc<Account>) -> bool {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let Some(process) = process.filter(|_| !watched.contains_key(&pid)) else { return };
+        let Some(process) = process.filter(|_| !watched.contains_key(&pid)) else { return false };
         if account.may_hold(Resource::Processes, 1).is_err() {
-            return;
+            return false;
         }
         let descriptor = match pidfd_open(process, PidfdFlags::empty()) {
             // Readable at once, like the descriptor of a process that has ended.
@@ -51,9 +52,13 @@ impl Ends {
         match added {
             Ok(descriptor) => {
                 watched.insert(pid, (descriptor, account.hold(Resource::Processes, 1)));
+                true
             }
             // Before Linux 5.3, or with no descriptor left.
-            Err(error) => tracing::debug!(pid, %error, "cannot watch for the end of a sender's process"),
+            Err(error) => {
+                tracing::debug!(pid, %error, "cannot watch for the end of a sender's process");
+                false
+            }
         }
     }
 

@@ -15,6 +15,7 @@ mod devices;
 mod ends;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 pub mod fuzzing;
+mod kills;
 mod log;
 mod senders;
 pub mod seqpacket;
@@ -26,5 +27,6 @@ mod waiting;
 pub use admission::{GpuListener, Intake, MarkListener};
 pub use answer::{Answer, Refused};
 pub use batch::{Batch, MOST_BATCHED_BYTES};
+pub use kills::MOST_KILLS_BYTES;
 pub use log::{EventLog, Extent, LogLimits};
 pub use speak::{due, speak};

@@ -5,6 +5,7 @@
 //! one of a container's GPUs is unknown, none is guessed; no lock is held while another process is read. Absent on
 //! purpose: the use of the results.
 
+pub(crate) mod cgroup;
 pub mod home;
 pub mod kubelet;
 pub mod peer;

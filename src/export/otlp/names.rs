@@ -150,6 +150,7 @@ names! {
     ANNOTATIONS_REFUSED => "highwater.annotations.refused" "{event}" CountInt;
     ANNOTATIONS_LOST => "highwater.annotations.lost" "{event}" CountInt;
     ANNOTATIONS_HELD => "highwater.annotations.held" "By" GaugeInt;
+    CGROUPS_READ => "highwater.cgroups.read" "{cgroup}" GaugeInt;
     NVML_UP => "highwater.nvml.up" "1" GaugeInt;
     SOURCE_ERROR => "highwater.source.error" "1" GaugeInt;
     SOURCE_INFO => "highwater.source.info" "1" GaugeInt;

@@ -132,3 +132,40 @@ fn programs_that_run_once_for_each_mark_share_a_rank() {
     (7..20).for_each(|pid| say(&mut jobs, &account, &event(EventType::Begin, Kind::Step, "step", pid)));
     assert_eq!((jobs.conflicts(), jobs.left().superseded), (0, 12));
 }
+
+#[test]
+fn a_rank_whose_process_ran_out_of_host_memory_is_marked_where_it_was_and_goes_on_until_it_ends() {
+    let (mut jobs, account) = running();
+    for (rank, pid) in [(1, 7), (4, 8)] {
+        let event = Event { rank, step: Some(3), ..event(EventType::Begin, Kind::Step, "step", pid) };
+        jobs.take(&event, &account, 0).unwrap();
+    }
+    for rank in [1, 4] {
+        let event = Event { rank, ..begin("data", if rank == 1 { 7 } else { 8 }) };
+        jobs.take(&event, &account, 0).unwrap();
+    }
+    let oom =
+        HostOom { pid: Some(7), killed: Some(1), is_own: Some(true), has_ended: Some(true), ..HostOom::default() };
+    let ranks = |marks: Vec<(Event, Arc<Account>)>| marks.into_iter().map(|(mark, _)| mark.rank).collect::<Vec<_>>();
+    assert_eq!(ranks(jobs.mark_host_oom(&[Speaker::Process(7)], &oom, 5)), [0, 1]);
+    let of = |jobs: &Jobs, rank: u32| named(jobs, "j").ranks[&rank].host_oom.clone();
+    let marked = of(&jobs, 0).expect("marked");
+    assert_eq!((marked.count, marked.at_ns, marked.phase.as_deref(), &*marked.gpus), (1, 5, Some("b"), &[3][..]));
+    assert_eq!((marked.pid, marked.has_ended, of(&jobs, 1).expect("marked").step), (Some(7), Some(true), Some(3)));
+    assert_eq!((of(&jobs, 4), rank(&jobs).gpus.as_deref()), (None, Some([3].as_slice())), "another process's rank");
+    assert_eq!(jobs.marks().filter(|mark| mark.name == "host_oom").count(), 2);
+    exit(&mut jobs, &account, 6);
+    assert!(of(&jobs, 0).is_some(), "it is known after its end");
+    // Ranks that have ended lose no process beside them.
+    let beside = HostOom { pid: None, is_own: Some(false), has_ended: Some(false), ..oom.clone() };
+    let all = [Speaker::Process(7), Speaker::Process(8)];
+    assert_eq!(ranks(jobs.mark_host_oom(&all, &beside, 7)), [1], "the lowest of the job");
+    assert_eq!(of(&jobs, 1).map(|oom| (oom.count, oom.pid)), Some((2, None)));
+    assert!(jobs.mark_host_oom(&[Speaker::Process(9)], &beside, 8).is_empty());
+    // A process of its data loader sends for rank 4 too.
+    for name in ["a", "b"] {
+        jobs.take(&Event { rank: 4, ..begin(name, 9) }, &account, 9).unwrap();
+    }
+    assert_eq!(ranks(jobs.mark_host_oom(&[Speaker::Process(9)], &HostOom { pid: Some(9), ..oom }, 10)), [4]);
+    assert_eq!(of(&jobs, 4).map(|oom| (oom.is_own, oom.has_ended)), Some((Some(false), Some(false))));
+}

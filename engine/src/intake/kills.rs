@@ -1,0 +1,485 @@
+//! Follows the processes that the kernel kills for want of host memory, in the control groups of processes that send annotations.
+//!
+//! Enters: senders whose end is seen: processes, and connections. Leaves: a [`HostOom`] for each time that the kernel killed processes
+//! of their groups, with the sender that ended by it. Rules: the groups are read once a second, and when a sender ends. A process that
+//! a signal ends within [`BLAMED_NS`] of a kill in its group was killed, and as many were as the kernel counted; one that ends by
+//! itself then ended after another process was killed; if none ends, some other process was killed. Where senders of several owners
+//! are in one group, nobody is named, as the kernel does not say whose process it was. Invariants: senders and groups are bounded, and
+//! one owner has at most half of each; no event waits for a file to be read.
+
+use crate::place::cgroup::{Counts, Groups, MOST_PATH_BYTES, MemoryGroup, Reason};
+use crate::place::process::{Ending, ending, is_of, started};
+use highwater_core::clock::SECOND_NS;
+use highwater_core::jobs::{Account, HostOom, Speaker};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How often the groups are read, and how often how full they and those above them were.
+const LOOK_NS: i64 = SECOND_NS;
+const LIMITS_NS: i64 = 10 * SECOND_NS;
+/// How long after a kill the end of a process is due to it: a process whose GPU holds much memory takes seconds to end.
+const BLAMED_NS: i64 = 10 * SECOND_NS;
+/// Groups that are read, and senders that are followed.
+const MOST_GROUPS: usize = 128;
+const MOST_SENDERS: usize = 1024;
+/// Senders whose group is looked for at a time.
+const MOST_NEW: usize = 32;
+/// Bytes of all that is kept.
+pub const MOST_KILLS_BYTES: usize = MOST_GROUPS * (2 * MOST_PATH_BYTES + 512) + MOST_SENDERS * 256;
+
+/// Control groups of senders' processes.
+#[derive(Debug)]
+pub(super) struct Kills {
+    groups: Groups,
+    /// Locked while files are read, before `senders`.
+    watched: Mutex<State>,
+    senders: Mutex<HashMap<Speaker, Follow>>,
+    /// How many groups are read.
+    count: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    looked_ns: Option<i64>,
+    groups: BTreeMap<Arc<Path>, Watched>,
+    /// What ended senders whose end has not been taken yet.
+    ended: HashMap<Speaker, HostOom>,
+}
+
+/// A sender.
+#[derive(Debug, Clone)]
+struct Follow {
+    pid: u32,
+    account: Arc<Account>,
+    /// When its process started, and since when it is followed; `None` until its group was looked for.
+    start: Option<u64>,
+    since_ns: Option<i64>,
+    /// Its group.
+    folder: Option<Arc<Path>>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    group: MemoryGroup,
+    account: Arc<Account>,
+    /// Whether another owner has sent from it too.
+    is_shared: bool,
+    counts: Counts,
+    limits_ns: i64,
+    pending: Option<Pending>,
+}
+
+/// Kills to which no end of a process is due yet.
+#[derive(Debug)]
+struct Pending {
+    oom: HostOom,
+    /// How many of those that were killed have not ended yet, and whether an end was due to it.
+    left: u64,
+    is_told: bool,
+    since_ns: i64,
+}
+
+impl Kills {
+    pub fn new(groups: Groups) -> Self {
+        Self { groups, watched: Mutex::default(), senders: Mutex::default(), count: AtomicUsize::new(0) }
+    }
+
+    /// Follows the group of this sender's process. Its files are read later: an event must not wait for them.
+    pub fn watch(&self, speaker: Speaker, pid: u32, account: &Arc<Account>) {
+        if !self.groups.is_on() {
+            return;
+        }
+        let mut senders = self.senders();
+        if senders.len() >= MOST_SENDERS || senders.contains_key(&speaker) {
+            return;
+        }
+        let own = senders.values().filter(|other| Arc::ptr_eq(&other.account, account)).count();
+        if own < MOST_SENDERS / 2 {
+            let account = Arc::clone(account);
+            senders.insert(speaker, Follow { pid, account, start: None, since_ns: None, folder: None });
+        }
+    }
+
+    /// Reads the groups if it is time to. Returns kills to which no end of a sender was due, with those that send from the group.
+    pub fn look(&self, now_ns: i64) -> Vec<(Vec<Speaker>, HostOom)> {
+        let mut state = self.state();
+        if state.looked_ns.is_some_and(|looked_ns| now_ns.saturating_sub(looked_ns) < LOOK_NS) {
+            return Vec::new();
+        }
+        state.looked_ns = Some(now_ns);
+        let is_new = |(_, follow): &(&Speaker, &Follow)| follow.since_ns.is_none();
+        let new: Vec<(Speaker, Follow)> = {
+            let senders = self.senders();
+            senders.iter().filter(is_new).take(MOST_NEW).map(|(speaker, follow)| (*speaker, follow.clone())).collect()
+        };
+        for (speaker, mut follow) in new {
+            follow.since_ns = Some(now_ns);
+            state.place(&self.groups, &mut follow, now_ns);
+            if let Some(known) = self.senders().get_mut(&speaker) {
+                *known = follow;
+            }
+        }
+        for watched in state.groups.values_mut() {
+            watched.read(now_ns);
+        }
+        self.forget_groups(&mut state);
+        let mut nobodys = Vec::new();
+        for (folder, watched) in &mut state.groups {
+            let is_old = |pending: &mut Pending| now_ns.saturating_sub(pending.since_ns) > BLAMED_NS;
+            if let Some(pending) = watched.pending.take_if(is_old).filter(|pending| !pending.is_told) {
+                let is_in = |follow: &Follow| follow.folder.as_ref() == Some(folder) && follow.is_before(&pending);
+                let senders = self.senders();
+                let beside = senders.iter().filter(|(_, follow)| is_in(follow)).map(|(speaker, _)| *speaker).collect();
+                let oom = HostOom { is_own: Some(false), has_ended: Some(false), ..pending.oom };
+                nobodys.push((beside, oom));
+            }
+        }
+        nobodys
+    }
+
+    /// Notes that a sender has ended, and what that is due to.
+    pub fn note_end(&self, speaker: Speaker, now_ns: i64) {
+        if !self.senders().contains_key(&speaker) {
+            return;
+        }
+        let mut state = self.state();
+        let Some(follow) = self.senders().remove(&speaker) else { return };
+        let watched = follow.folder.as_ref().and_then(|folder| state.groups.get_mut(folder));
+        let oom = watched.and_then(|watched| {
+            watched.read(now_ns);
+            watched.end(&follow, ending(&self.groups.process(follow.pid), follow.start))
+        });
+        if let Some(oom) = oom {
+            state.ended.insert(speaker, oom);
+        }
+        self.forget_groups(&mut state);
+    }
+
+    /// What ended this sender, if it was missing host memory. The next call returns nothing. It is followed no longer, even if what it
+    /// sent was taken only after its end was noted.
+    pub fn take(&self, speaker: Speaker) -> Option<HostOom> {
+        self.senders().remove(&speaker);
+        if self.count.load(Ordering::Relaxed) == 0 && !self.groups.is_on() {
+            return None;
+        }
+        self.state().ended.remove(&speaker)
+    }
+
+    /// How many control groups are read.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Forgets groups from which nobody sends any more, and those that are gone.
+    fn forget_groups(&self, state: &mut State) {
+        let senders = self.senders();
+        let is_sent_from = |folder: &Arc<Path>| senders.values().any(|follow| follow.folder.as_ref() == Some(folder));
+        state.groups.retain(|folder, watched| is_sent_from(folder) && watched.group.kills().is_some());
+        self.count.store(state.groups.len(), Ordering::Relaxed);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn senders(&self) -> MutexGuard<'_, HashMap<Speaker, Follow>> {
+        self.senders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Finds the group of a sender.
+    fn place(&mut self, groups: &Groups, follow: &mut Follow, now_ns: i64) {
+        let process = groups.process(follow.pid);
+        follow.start = started(&process);
+        let Some(group) = groups.of(follow.pid) else { return };
+        // Another's process may have its id by now.
+        if !is_of(&process, &follow.account.owner) {
+            return;
+        }
+        let folder = Arc::clone(group.folder());
+        if let Some(watched) = self.groups.get_mut(&folder) {
+            watched.is_shared |= !watched.account.owner.speaks_for(&follow.account.owner);
+        } else {
+            let is_own = |watched: &&Watched| Arc::ptr_eq(&watched.account, &follow.account);
+            let own = self.groups.values().filter(is_own).count();
+            let Some(counts) = group.counts() else { return };
+            if self.groups.len() >= MOST_GROUPS || own >= MOST_GROUPS / 2 {
+                return;
+            }
+            let account = Arc::clone(&follow.account);
+            let watched = Watched { group, account, is_shared: false, counts, limits_ns: now_ns, pending: None };
+            self.groups.insert(Arc::clone(&folder), watched);
+        }
+        follow.folder = Some(folder);
+    }
+}
+
+impl Follow {
+    /// Whether it was there when processes were killed: one that is started anew did not end by it.
+    fn is_before(&self, pending: &Pending) -> bool {
+        self.since_ns.is_some_and(|since_ns| since_ns <= pending.since_ns)
+    }
+}
+
+impl Watched {
+    /// Adds the kills since the last time.
+    fn read(&mut self, now_ns: i64) {
+        let Some(kills) = self.group.kills() else { return };
+        if kills == self.counts.kills && now_ns.saturating_sub(self.limits_ns) < LIMITS_NS {
+            return;
+        }
+        let Some(now) = self.group.counts() else { return };
+        let killed = now.kills.saturating_sub(self.counts.kills);
+        let reason = self.group.reason(&self.counts, &now);
+        (self.counts, self.limits_ns) = (now, now_ns);
+        if killed == 0 || self.is_shared {
+            return;
+        }
+        if let Some(pending) = &mut self.pending {
+            // The kernel counts one kill after the other. The limit that was reached is counted before them.
+            pending.left += killed;
+            pending.oom.killed = pending.oom.killed.map(|before| before + killed);
+            return;
+        }
+        let (is_limit, limit) = match reason {
+            Reason::Limit(limit) => (Some(true), Some(limit)),
+            Reason::Node => (Some(false), None),
+            Reason::Unknown => (None, None),
+        };
+        let group = limit.as_ref().map_or_else(|| self.group.own_name(), |limit| limit.group.clone());
+        let oom = HostOom {
+            killed: Some(killed),
+            is_limit,
+            limit_bytes: limit.and_then(|limit| limit.bytes),
+            group: Some(group.into()),
+            ..HostOom::default()
+        };
+        self.pending = Some(Pending { oom, left: killed, is_told: false, since_ns: now_ns });
+    }
+
+    /// What the end of this sender is due to.
+    fn end(&mut self, follow: &Follow, ending: Ending) -> Option<HostOom> {
+        let pending = self.pending.as_mut().filter(|pending| pending.left > 0 && follow.is_before(pending))?;
+        let is_own = match ending {
+            // Its connection ended.
+            Ending::None => return None,
+            Ending::Killed => Some(true),
+            Ending::Unknown => None,
+            Ending::Exits if pending.is_told => return None,
+            Ending::Exits => Some(false),
+        };
+        pending.is_told = true;
+        pending.left -= u64::from(is_own != Some(false));
+        Some(HostOom { pid: Some(follow.pid), is_own, has_ended: Some(true), ..pending.oom.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwater_core::jobs::{Accounts, Limits, Owner, Within};
+
+    /// Senders with processes in control groups of version 2.
+    struct Rig {
+        folder: tempfile::TempDir,
+        kills: Kills,
+        accounts: Accounts,
+    }
+
+    const SIGNALED: u32 = 0x404;
+
+    impl Rig {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().expect("a folder");
+            let groups = Groups::new(folder.path().join("proc"), Some(folder.path().join("cgroup")));
+            Self { folder, kills: Kills::new(groups), accounts: Accounts::new(&Limits::default()) }
+        }
+
+        fn write(&self, path: String, text: String) {
+            let path = self.folder.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            std::fs::write(path, text).expect("written");
+        }
+
+        /// A process with these flags, which started at this time.
+        fn process(&self, pid: u32, flags: u32, start: u64) {
+            self.write(
+                format!("proc/{pid}/stat"),
+                format!("{pid} (a) R 1 1 1 0 -1 {flags} {} {start} 0\n", "0 ".repeat(12)),
+            );
+        }
+
+        fn watch(&self, pid: u32, group: &str, uid: u32) {
+            self.process(pid, 0, 5);
+            self.write(format!("proc/{pid}/cgroup"), format!("0::/{group}\n"));
+            self.write(format!("proc/{pid}/status"), format!("Uid:\t{uid}\t{uid}\n"));
+            if !self.folder.path().join("cgroup").join(group).exists() {
+                self.counts(group, 0);
+            }
+            let account = self.accounts.of(&Owner::User { uid, within: Within::Node });
+            self.kills.watch(Speaker::Process(pid), pid, &account);
+        }
+
+        fn counts(&self, group: &str, kills: u64) {
+            self.write(format!("cgroup/{group}/memory.events.local"), format!("oom {kills}\n"));
+            self.write(format!("cgroup/{group}/memory.max"), "1024\n".to_owned());
+            self.write(format!("cgroup/{group}/memory.events"), format!("oom {kills}\noom_kill {kills}\n"));
+        }
+
+        /// Looks after this many seconds, and returns the processes beside which one was killed.
+        fn look(&self, seconds: i64) -> Vec<Vec<Speaker>> {
+            let beside = self.kills.look(seconds * SECOND_NS);
+            assert!(beside.iter().all(|(_, oom)| oom.has_ended == Some(false) && oom.pid.is_none()));
+            beside
+                .into_iter()
+                .map(|(mut speakers, _)| {
+                    speakers.sort_by_key(|speaker| format!("{speaker:?}"));
+                    speakers
+                })
+                .collect()
+        }
+
+        /// Ends a process with these flags.
+        fn ends(&self, pid: u32, flags: u32, seconds: i64) -> Option<HostOom> {
+            self.process(pid, flags, 5);
+            let speaker = Speaker::Process(pid);
+            self.kills.note_end(speaker, seconds * SECOND_NS);
+            self.kills.take(speaker)
+        }
+
+        fn is_killed(&self, pid: u32, seconds: i64) -> bool {
+            self.ends(pid, SIGNALED, seconds).is_some_and(|oom| oom.is_own == Some(true))
+        }
+    }
+
+    #[test]
+    fn a_process_that_a_signal_ends_within_ten_seconds_of_a_kill_in_its_group_was_killed() {
+        let rig = Rig::new();
+        for pid in [1, 2, 3] {
+            rig.watch(pid, "a", 1);
+        }
+        rig.watch(4, "b", 1);
+        assert!(rig.look(0).is_empty());
+        assert_eq!(rig.ends(3, SIGNALED, 1), None, "the kernel killed nothing");
+        rig.counts("a", 1);
+        let oom = rig.ends(1, SIGNALED, 2).expect("killed, as is read at its end");
+        assert_eq!((oom.killed, oom.pid, oom.has_ended, oom.is_own), (Some(1), Some(1), Some(true), Some(true)));
+        assert_eq!((oom.is_limit, oom.limit_bytes, oom.group.as_deref()), (Some(true), Some(1024), Some("/a")));
+        assert_eq!((rig.kills.take(Speaker::Process(1)), rig.ends(4, SIGNALED, 2)), (None, None), "once, in its group");
+        assert_eq!(rig.ends(2, SIGNALED, 3), None, "one was killed, and one has ended");
+        assert_eq!(rig.kills.count(), 0);
+    }
+
+    #[test]
+    fn as_many_were_killed_as_the_kernel_counts_and_later_ends_are_others() {
+        let rig = Rig::new();
+        for pid in [1, 2, 3, 4, 5] {
+            rig.watch(pid, "a", 1);
+        }
+        rig.look(0);
+        rig.counts("a", 1);
+        assert!(rig.look(1).is_empty());
+        rig.counts("a", 2);
+        assert!(rig.is_killed(1, 9) && rig.is_killed(2, 10) && !rig.is_killed(3, 10));
+        assert!(rig.look(12).is_empty());
+        rig.counts("a", 3);
+        assert!(rig.look(20).is_empty());
+        rig.watch(6, "a", 1);
+        assert!(rig.look(30).is_empty(), "it may still end");
+        assert_eq!(rig.look(31), [[Speaker::Process(4), Speaker::Process(5)]], "6 was not there");
+        assert!(rig.look(45).is_empty() && !rig.is_killed(4, 46));
+        rig.counts("a", 4);
+        assert!(rig.look(45).is_empty(), "read once a second");
+        assert!(rig.is_killed(5, 46) && rig.look(60).is_empty());
+    }
+
+    #[test]
+    fn a_process_that_ends_by_itself_ended_after_another_and_one_that_lives_did_not() {
+        let rig = Rig::new();
+        for pid in [1, 2, 3, 4] {
+            rig.watch(pid, "a", 1);
+        }
+        rig.look(0);
+        rig.counts("a", 1);
+        assert_eq!(rig.ends(1, 0, 1), None, "its connection ended");
+        let oom = rig.ends(2, 0x4, 1).expect("its data loader was killed");
+        assert_eq!((oom.is_own, oom.has_ended, oom.pid), (Some(false), Some(true), Some(2)));
+        assert_eq!(rig.ends(3, 0x4, 1), None, "told once");
+        assert!(rig.look(20).is_empty(), "told");
+        rig.counts("a", 2);
+        rig.look(30);
+        std::fs::remove_dir_all(rig.folder.path().join("proc/4")).expect("gone");
+        rig.kills.note_end(Speaker::Process(4), 31 * SECOND_NS);
+        assert_eq!(
+            rig.kills.take(Speaker::Process(4)).map(|oom| (oom.is_own, oom.has_ended)),
+            Some((None, Some(true)))
+        );
+    }
+
+    #[test]
+    fn a_worker_that_is_killed_again_and_again_is_told_each_time() {
+        let rig = Rig::new();
+        rig.watch(1, "a", 1);
+        let told = (0..60).filter(|second| {
+            rig.counts("a", u64::try_from(second / 5).expect("positive"));
+            !rig.look(*second).is_empty()
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [16, 31, 46]);
+    }
+
+    #[test]
+    fn what_is_not_known_is_nobodys() {
+        let rig = Rig::new();
+        rig.watch(1, "a", 1);
+        rig.counts("a", 1);
+        assert_eq!(rig.ends(1, SIGNALED, 0), None, "its group was not read");
+        // Processes of two owners in one group.
+        rig.watch(2, "a", 1);
+        rig.watch(3, "a", 2);
+        rig.look(0);
+        rig.counts("a", 2);
+        assert_eq!((rig.ends(2, SIGNALED, 1), rig.ends(3, SIGNALED, 1)), (None, None));
+        // Another user's process has the id.
+        rig.watch(4, "b", 1);
+        rig.write("proc/4/status".to_owned(), "Uid:\t2\t2\n".to_owned());
+        rig.look(10);
+        assert_eq!(rig.kills.count(), 0);
+        // A group that is gone.
+        rig.watch(5, "c", 1);
+        rig.look(20);
+        assert_eq!(rig.kills.count(), 1);
+        std::fs::remove_dir_all(rig.folder.path().join("cgroup/c")).expect("gone");
+        assert!(rig.look(21).is_empty() && rig.kills.count() == 0);
+        assert_eq!(rig.ends(5, SIGNALED, 22), None);
+        // What a connection had sent was parked, and is taken after its end was noted.
+        rig.kills.note_end(Speaker::Connection(5), 0);
+        let account = rig.accounts.of(&Owner::User { uid: 1, within: Within::Node });
+        rig.kills.watch(Speaker::Connection(5), 2, &account);
+        assert_eq!(rig.kills.take(Speaker::Connection(5)), None);
+        let senders: Vec<u32> = rig.kills.senders().values().map(|follow| follow.pid).collect();
+        assert_eq!(senders, [4]);
+    }
+
+    #[test]
+    fn of_the_groups_and_senders_one_owner_has_at_most_half() {
+        let rig = Rig::new();
+        let most = u32::try_from(MOST_GROUPS).expect("some");
+        (0..most).for_each(|pid| rig.watch(1 + pid, &format!("one-{pid}"), 1));
+        (0..most).for_each(|pid| rig.watch(1_000 + pid, &format!("other-{pid}"), 2));
+        rig.watch(5_000, "third", 3);
+        (0..10).for_each(|seconds| drop(rig.look(seconds)));
+        let count = |pids: std::ops::Range<u32>| {
+            let senders = rig.kills.senders();
+            senders.values().filter(|follow| pids.contains(&follow.pid) && follow.folder.is_some()).count()
+        };
+        let (one, other, third) = (count(0..1_000), count(1_000..5_000), count(5_000..5_001));
+        assert!(one <= MOST_GROUPS / 2 && other <= MOST_GROUPS / 2, "{one}, {other}");
+        assert_eq!(one + other + third, MOST_GROUPS);
+        let account = rig.accounts.of(&Owner::User { uid: 9, within: Within::Node });
+        (0..2_000).for_each(|id| rig.kills.watch(Speaker::Connection(id), 1, &account));
+        assert_eq!(rig.kills.senders().values().filter(|follow| Arc::ptr_eq(&follow.account, &account)).count(), 512);
+    }
+}
