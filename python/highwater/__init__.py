@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union
 
 from . import _encode
+from ._gc import collector as _collector
 from ._identity import number as _number
 from ._marks import client as _client
 from ._tally import Status as Status
@@ -85,6 +86,24 @@ class Span:
                 return function(*args, **kwargs)
 
         return called  # type: ignore[return-value]
+
+
+class _Step(Span):
+    """A step, whose end says how long Python's garbage collector stopped it."""
+
+    __slots__ = ("_collected_ns",)
+
+    def __enter__(self) -> "Span":
+        self._collected_ns = _collector.follow()
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        seconds = _collector.seconds_since(self._collected_ns)
+        counters = _client.counters
+        tail = counters() if counters else ""
+        _put(self._end, _now_ns(), tail if seconds is None else f'{tail},"attributes":{{"gc_seconds":{seconds:.6f}}}')
 
 
 def _named(kind: str, name: Any, attributes: Mapping[str, Any]) -> Span:
@@ -154,7 +173,7 @@ def _counters(counters: Callable[[], Mapping[str, int]]) -> str:
 def step(number: Any = None, **attributes: Any) -> Span:
     """One iteration of training, as a context manager. Attributes of it go to spans and captures."""
     begin, end = _encode.step_heads(_number(number))
-    return Span(begin, end, _encode.attributes(attributes) if attributes else "")
+    return _Step(begin, end, _encode.attributes(attributes) if attributes else "")
 
 
 def phase(name: str, **attributes: Any) -> Span:

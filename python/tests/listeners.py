@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import highwater
-from highwater import _transport
+from highwater import _gc, _transport
 
 ASK = b'"answer":true'
 PYTHON = Path(__file__).resolve().parent.parent
@@ -126,6 +126,8 @@ class Case(unittest.TestCase):
         self.system = os.path.join(folder.name, "system.sock")
         for patch in (
             mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(_transport, "SYSTEM_SOCKET", self.system),
+            # Whether the garbage collector runs within a step of a test is chance.
+            mock.patch.object(_gc, "LEAST_NS", 10**12),
         ):
             patch.start()
             self.addCleanup(patch.stop)

@@ -15,7 +15,7 @@ import unittest
 from unittest import mock
 
 import highwater
-from highwater import _marks, _transport
+from highwater import _gc, _marks, _transport
 
 from .listeners import ASK, PYTHON, SECONDS, Case, wait_until
 
@@ -68,6 +68,33 @@ class Marks(Case):
             {"event": "end", "kind": "step", "step": 7, **who},
             {"event": "mark", "name": "saved", "attributes": {"path": "/x"}, **who},
         ])
+
+    def test_a_step_says_how_long_the_garbage_collector_stopped_it(self):
+        daemon = self.listen()
+        for least_ns in (0, 10**12):
+            with mock.patch.object(_gc, "LEAST_NS", least_ns):
+                with highwater.step(1, lr=0.5):
+                    # Not before the step, and not after it.
+                    gc.collect()
+                gc.collect()
+        events = self.sent(daemon, 4)
+        seconds = events[1]["attributes"].pop("gc_seconds")
+        self.assertTrue(0 < seconds < SECONDS, seconds)
+        self.assertEqual([event.get("attributes") for event in events], [{"lr": 0.5}, {}, {"lr": 0.5}, None])
+
+    def test_the_collector_is_followed_from_the_first_step_on_and_once(self):
+        collector = _gc.Collector()
+        self.addCleanup(lambda: gc.callbacks.remove(collector.on))
+        # An end without its begin: the collection in which it was first called.
+        collector.on("stop", {})
+        self.assertEqual((collector.follow(), collector.follow(), gc.callbacks.count(collector.on)), (0, 0, 1))
+        gc.collect()
+        first_ns = collector.follow()
+        self.assertGreater(first_ns, 0)
+        gc.collect()
+        with mock.patch.object(_gc, "LEAST_NS", 1):
+            self.assertEqual(collector.seconds_since(first_ns), (collector.total_ns - first_ns) / 1e9)
+            self.assertIsNone(collector.seconds_since(collector.total_ns))
 
     def test_decorators_mark_each_call(self):
         daemon = self.listen()

@@ -1,8 +1,11 @@
 """The mark `oom`, the attributes of steps, and the profiler's handler."""
 
+import gc
 import json
 import os
 from unittest import mock
+
+from highwater import _gc
 
 from .torch_case import TorchCase, needs_torch, torch
 
@@ -110,6 +113,21 @@ class Steps(TorchCase):
             self.optimizer.step()
         ends = [event for event in self.sent(self.daemon) if event.get("kind") == "step" and event["event"] == "end"]
         self.assertEqual([end["attributes"]["batch_size"] for end in ends], [3, 3, 1])
+
+    def test_the_end_of_a_step_says_how_long_the_garbage_collector_stopped_it(self):
+        self.watch(self.model, self.optimizer)
+        gc.disable()
+        self.addCleanup(gc.enable)
+        with mock.patch.object(_gc, "LEAST_NS", 1):
+            for collects in (True, False):
+                loss = self.model(torch.zeros(3, 4)).sum()
+                if collects:
+                    gc.collect()
+                loss.backward()
+                self.optimizer.step()
+        ends = [event for event in self.sent(self.daemon) if event.get("kind") == "step" and event["event"] == "end"]
+        self.assertEqual(["gc_seconds" in end["attributes"] for end in ends], [True, False], ends)
+        self.assertGreater(ends[0]["attributes"]["gc_seconds"], 0)
 
     def test_a_view_keeps_its_storage(self):
         from highwater.torch.holdings import bytes_of

@@ -89,9 +89,23 @@ impl Hand {
             Phase { name: (*name).into(), begin_ns, end_ns, retries: [None; 2] }
         };
         let phases = phases.iter().map(&mut phase).collect();
-        let (peak_bytes, rise_bytes, idle_ns, retries, is_whole) = (None, None, None, None, true);
+        let (peak_bytes, rise_bytes, idle_ns, retries, collected_ns, is_whole) = (None, None, None, None, None, true);
         let (key, gpus, number) = (key(rank), vec![rank], Some(nth));
-        Step { key, number, nth, begin_ns, end_ns, gpus, phases, peak_bytes, rise_bytes, idle_ns, retries, is_whole }
+        Step {
+            key,
+            number,
+            nth,
+            begin_ns,
+            end_ns,
+            gpus,
+            phases,
+            peak_bytes,
+            rise_bytes,
+            idle_ns,
+            retries,
+            collected_ns,
+            is_whole,
+        }
     }
 
     /// What a detector says at the end of the last of these steps, which end now.

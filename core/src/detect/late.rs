@@ -52,6 +52,8 @@ const MORE_TENSOR: f64 = 1.2;
 const LESS_BUSY: f64 = 0.85;
 /// A rank that computes longer is busy for at least this part of the time that its peers are.
 const AS_BUSY: f64 = 0.9;
+/// Python's garbage collector is why a rank is late if it makes up at least this part of the lag.
+const COLLECTED_SHARE: f64 = 0.5;
 /// Below this the tensor cores are hardly used, and their ratio says nothing.
 const LEAST_TENSOR: f64 = 0.005;
 /// For how long after its marks named a rank its GPU does not.
@@ -83,6 +85,8 @@ struct Known {
     recent: Lags,
     /// The slowdown of the last step that it caused; `None` if it caused none that is known.
     slowdown: Option<f64>,
+    /// How long Python's garbage collector stopped it in the steps of the block, nanoseconds.
+    collected_ns: i64,
     /// When its marks named it last: they know the reason better than its GPU does.
     named_ns: Option<i64>,
 }
@@ -117,6 +121,8 @@ enum Why {
     Throttled,
     /// Its GPU waits for its host.
     Host,
+    /// Its host is late because Python's garbage collector stops it, for this many nanoseconds a step longer than the others.
+    Collector(i64),
 }
 
 /// One rank that is late in one step or block.
@@ -205,8 +211,10 @@ impl Late {
     fn judge_marks<'a>(&mut self, view: &View<'_>, group: &'a Group<'_>) -> Option<Found<'a>> {
         let phases: Vec<Phases> = group.members.iter().map(|member| Phases::of(member.step, view.settings)).collect();
         let lengths = Lengths::of(&phases);
+        let collected_ns = |member: &Member<'_>| member.step.collected_ns.unwrap_or(0);
         let late: Vec<Option<Found<'a>>> = (group.members.iter().zip(&phases))
             .map(|(member, own)| by_marks(view.settings, &lengths, own, member))
+            .map(|found| found.map(|found| found.explained(group, collected_ns)))
             .collect();
         for (member, found) in group.members.iter().zip(&late) {
             let slowdown = found.as_ref().and_then(|found| ratio(found.step_ns, found.step_ns - found.lag_ns));
@@ -224,7 +232,13 @@ impl Late {
         let begin_ns = group.members.iter().map(|member| member.step.begin_ns).min()?;
         let end_ns = group.members.iter().map(|member| member.step.end_ns).max()?;
         let block = self.jobs.entry(job.clone()).or_default();
-        if block.lengths_ns.is_empty() {
+        let is_first = block.lengths_ns.is_empty();
+        for member in &group.members {
+            let known = self.ranks.entry(member.step.key.clone()).or_default();
+            let before_ns = if is_first { 0 } else { known.collected_ns };
+            known.collected_ns = before_ns.saturating_add(member.step.collected_ns.unwrap_or(0));
+        }
+        if is_first {
             (block.begin_ns, block.first) = (begin_ns, group.step().and_then(|step| step.number));
         }
         block.lengths_ns.push(end_ns - begin_ns);
@@ -247,7 +261,12 @@ impl Late {
             block.healthy_ns.push_front(block.step_ns);
             block.healthy_ns.truncate(HEALTHY_BLOCKS);
         }
-        found.filter(|_| block.blocks >= if is_even { BLOCKS } else { UNEVEN_BLOCKS })
+        // After the verdict, which holds though the garbage collector runs in some blocks only.
+        let steps = i64::try_from(block.steps).unwrap_or(i64::MAX).max(1);
+        let collected_ns =
+            |member: &Member<'_>| self.ranks.get(&member.step.key).map_or(0, |known| known.collected_ns / steps);
+        let found = found.filter(|_| block.blocks >= if is_even { BLOCKS } else { UNEVEN_BLOCKS });
+        found.map(|found| found.explained(group, collected_ns))
     }
 
     /// What the GPU of a rank did on average; `None` if it has several, or too few readings.
@@ -511,6 +530,23 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
 }
 
 impl Found<'_> {
+    /// The same, with the garbage collector as the reason if it explains the lag; `collected_ns` is how long it stopped a rank in a
+    /// step.
+    fn explained(self, group: &Group<'_>, collected_ns: impl Fn(&Member<'_>) -> i64) -> Self {
+        let own_ns = collected_ns(self.member);
+        let mut all_ns: Vec<i64> = group.members.iter().map(collected_ns).collect();
+        all_ns.sort_unstable();
+        let more_ns = median_of_others(&all_ns, own_ns).map_or(0, |others_ns| own_ns - others_ns);
+        #[allow(clippy::cast_precision_loss, reason = "a share of milliseconds")]
+        let is_most = more_ns > 0 && more_ns as f64 >= COLLECTED_SHARE * self.lag_ns as f64;
+        if !is_most || !matches!(self.why, Why::Phase(_) | Why::Host) {
+            return self;
+        }
+        let mut evidence = self.evidence;
+        evidence.push(Evidence { name: "gc_seconds", value: seconds(own_ns) });
+        Self { why: Why::Collector(more_ns), evidence, ..self }
+    }
+
     /// `peers` is how many ranks wait for it.
     fn sign(self, view: &View<'_>, slowdown: Option<f64>, peers: usize) -> Sign {
         let step = self.member.step;
@@ -536,6 +572,11 @@ impl Found<'_> {
                 "The host of rank {rank} of {job} is late: its GPU has nothing to do while the other ranks wait for it, up to \
                  {lag} a step."
             ),
+            Why::Collector(more_ns) => format!(
+                "Python's garbage collector stops rank {rank} of {job} for {} a step longer than the other ranks, which wait for \
+                 it.",
+                HumanDuration(*more_ns)
+            ),
         };
         let advice = match &self.why {
             Why::Phase(_) | Why::Computes => {
@@ -547,8 +588,11 @@ impl Found<'_> {
                 "Look at the finding gpu_throttled of its GPU: heat, the power brake, or the power supply."
             }
             Why::Host => {
-                "Look at what its process does between kernels (py-spy dump, or a trace): logging, a lock, garbage collection, \
-                 a CPU that others use."
+                "Look at what its process does between kernels (py-spy dump, or a trace): logging, a lock, a CPU that others use."
+            }
+            Why::Collector(_) => {
+                "Call gc.freeze() once the model is built, and gc.disable() with a gc.collect() on all ranks in the same step; look \
+                 for objects that this rank makes in each step and keeps, such as lists of losses or log records."
             }
         };
         let numbers = [
@@ -678,6 +722,63 @@ mod tests {
             signs.extend(hand.steps_end(&mut detector, steps.collect()));
         }
         signs
+    }
+
+    /// The host of rank 1 is late by 40 of 130 ms, of which its garbage collector takes this long, and that of its peer this long.
+    fn collects(own_ms: i64, peers_ms: i64) -> Vec<String> {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+        let mut signs = Vec::new();
+        for nth in 0..60 {
+            let begin_ns = hand.now_ns.max(SECOND_NS);
+            for (gpu, busy) in hand.gpus.iter().zip([1.0, 0.7]) {
+                let activity = Activity { tensor_active_ratio: Some(0.3), ..Activity::default() };
+                gpu.set_medium(begin_ns, Medium { utilization_ratio: Some(busy), activity, ..Medium::default() });
+            }
+            hand.now_ns = begin_ns;
+            hand.look(&mut detector);
+            let steps = [peers_ms, own_ms].into_iter().enumerate().map(|(rank, ms)| {
+                let step = Hand::step(rank, nth, begin_ns, &[("forward", 40), ("backward", 70), ("optimizer", 20)]);
+                Step { collected_ns: Some(ms * MILLISECOND_NS), ..step }
+            });
+            signs.extend(hand.steps_end(&mut detector, steps.collect()));
+        }
+        assert!(!signs.is_empty() && signs.iter().all(|sign| sign.subject.rank == Some(1)), "{signs:?}");
+        let has_evidence = |sign: &Sign| sign.evidence.iter().any(|evidence| evidence.name == "gc_seconds");
+        assert!(signs.iter().all(|sign| has_evidence(sign) == sign.text.what.contains("collector")), "{signs:?}");
+        let mut said: Vec<String> = signs.into_iter().map(|sign| sign.text.what).collect();
+        said.dedup();
+        said
+    }
+
+    #[test]
+    fn the_garbage_collector_is_named_if_it_takes_half_of_the_lag_longer_than_that_of_the_others() {
+        let collector = |ms: u32| {
+            format!(
+                "Python's garbage collector stops rank 1 of j for {ms} ms a step longer than the other ranks, which wait for it."
+            )
+        };
+        assert_eq!(collects(30, 5), [collector(25)]);
+        assert_eq!(collects(25, 5), [collector(20)]);
+        for (own_ms, peers_ms) in [(18, 0), (60, 45), (0, 0)] {
+            let said = collects(own_ms, peers_ms);
+            assert!(said.iter().all(|what| what.starts_with("The host of rank 1")), "{own_ms}, {peers_ms}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn a_phase_that_is_longer_by_the_garbage_collector_is_named_so() {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+        let mut signs = Vec::new();
+        for nth in 0..30 {
+            let begin_ns = i64::try_from(nth).expect("small") * SECOND_NS;
+            let steps = [(EQUAL, None), (LATE_FORWARD, Some(15 * MILLISECOND_NS))].into_iter().enumerate();
+            let steps = steps
+                .map(|(rank, (phases, collected_ns))| Step { collected_ns, ..Hand::step(rank, nth, begin_ns, phases) });
+            signs.extend(hand.steps_end(&mut detector, steps.collect()));
+        }
+        assert!(!signs.is_empty() && ranks(&signs) == [1]);
+        assert!(signs.iter().all(|sign| sign.text.what.contains("garbage collector")), "{signs:?}");
+        assert!(signs.iter().all(|sign| sign.text.why.contains("its forward took")), "{signs:?}");
     }
 
     /// The marks of `watch` under DDP and FSDP2: what is left of a rank's phases beside its collectives is chance.

@@ -6,8 +6,9 @@
 
 use super::settings::Settings;
 use crate::clock::SECOND_NS;
+use crate::jobs::Attributes;
 use crate::phases::{Attributed, PhaseMemory, RankKey};
-use crate::wire::{Kind, Memory};
+use crate::wire::{Kind, Memory, Scalar};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,6 +18,9 @@ const MOST_PHASES: usize = 512;
 const MOST_RANKS: usize = 1024;
 /// Steps that begin this long after the last one ended are another run.
 const PAUSE_NS: i64 = 60 * SECOND_NS;
+
+/// More seconds than this in the garbage collector are no number of a step.
+const MOST_COLLECTED_S: f64 = 86_400.0;
 
 /// One phase of a step.
 #[derive(Debug, Clone)]
@@ -48,6 +52,8 @@ pub(super) struct Step {
     pub idle_ns: Option<i64>,
     /// Retries of the allocator within the step; `None` if the job does not send them.
     pub retries: Option<u64>,
+    /// How long Python's garbage collector stopped its process, nanoseconds; `None` if the job does not say.
+    pub collected_ns: Option<i64>,
     /// Whether all of its phases are here.
     pub is_whole: bool,
 }
@@ -203,8 +209,21 @@ fn memory(attributed: &Attributed) -> Step {
         rise_bytes: gpus.iter().filter_map(rise).max(),
         idle_ns: gpus.iter().filter_map(idle).max(),
         retries: None,
+        collected_ns: attributed.ended.open.attributes.as_ref().and_then(collected),
         is_whole: true,
     }
+}
+
+/// How long the garbage collector stopped a step's process, by its attribute, nanoseconds.
+fn collected(attributes: &Attributes) -> Option<i64> {
+    let (_, value) = attributes.iter().find(|(name, _)| &**name == "gc_seconds")?;
+    let seconds = match value {
+        Scalar::Float(seconds) => *seconds,
+        Scalar::Int(0) => 0.0,
+        _ => return None,
+    };
+    #[allow(clippy::cast_possible_truncation, reason = "nanoseconds of a step")]
+    (0.0..MOST_COLLECTED_S).contains(&seconds).then_some((seconds * 1e9) as i64)
 }
 
 #[cfg(test)]
@@ -270,6 +289,21 @@ mod tests {
             ["all_reduce", "all_reduce", "comm", "comm", "forward", "forward"].map(Some)
         );
         assert_eq!([9, 51].map(open), [None; 2]);
+    }
+
+    #[test]
+    fn how_long_the_garbage_collector_took_is_what_the_step_says_if_it_can_be() {
+        let of = |value: Option<Scalar>| {
+            let mut step = ended(Kind::Step, 0, "step", Some(1), 0, 100);
+            step.open.attributes =
+                value.map(|value| [("lr".into(), Scalar::Int(3)), ("gc_seconds".into(), value)].into());
+            Steps::default().take(&attributed(step)).expect("a step").collected_ns
+        };
+        assert_eq!(of(Some(Scalar::Float(0.031))), Some(31 * MILLISECOND_NS));
+        assert_eq!((of(Some(Scalar::Int(0))), of(Some(Scalar::Float(0.0)))), (Some(0), Some(0)));
+        let no_number = [Scalar::Float(-1.0), Scalar::Float(f64::NAN), Scalar::Float(1e300), Scalar::Text("1".into())];
+        assert_eq!(no_number.map(Some).map(of), [None; 4]);
+        assert_eq!(of(None), None);
     }
 
     #[test]

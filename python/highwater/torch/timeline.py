@@ -3,6 +3,7 @@
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .. import _encode
+from .._gc import collector
 from .._marks import Later, Mark, client
 from .clock import Clock, Time
 
@@ -60,6 +61,8 @@ class Timeline:
         self.batch_size = 0
         self.open: List[str] = []
         self.step: Optional[int] = None
+        # How long the garbage collector had stopped the process when the step began.
+        self.collected_ns = 0
         # Called before each end of a phase (False) or a step (True), to send what else is known by then.
         self.before_end: List[Callable[[bool], None]] = []
 
@@ -103,6 +106,7 @@ class Timeline:
         if at is None:
             return
         self.step, self.batch_size = number, 0
+        self.collected_ns = collector.follow()
         self.put(_encode.step_heads(number)[0], at, self.counters(False))
 
     def end_step(self, at: Optional[Time] = None) -> None:
@@ -116,6 +120,9 @@ class Timeline:
             each(True)
         self.step = None
         attributes = self.attributes(number)
+        seconds = collector.seconds_since(self.collected_ns)
+        if seconds is not None:
+            attributes = {**attributes, "gc_seconds": round(seconds, 6)}
         if self.batch_size and attributes:
             tail = _encode.attributes({"batch_size": self.batch_size, **attributes})
         elif self.batch_size:
