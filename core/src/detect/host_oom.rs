@@ -84,6 +84,11 @@ fn why(oom: &HostOom) -> String {
             format!(" The rank's process {pid} then ended by itself: it was another, such as one of its data loader.")
         }
         (Some(true), None, Some(pid)) => format!(" The rank's process {pid} ended at that time."),
+        (None, Some(false), Some(pid)) => {
+            format!(
+                " It was not the rank's process {pid}, which closed its connection then: one of its data loader, for example."
+            )
+        }
         (Some(false), ..) => " The rank's process goes on: it was another, such as one of its data loader.".to_owned(),
         _ => String::new(),
     };
@@ -181,7 +186,10 @@ mod tests {
         let [sign] = look(&mut hand, &mut detector, Some(exits)).try_into().expect("one");
         assert!(sign.text.what.starts_with("A process beside rank 1 of j ran out"), "{}", sign.text.what);
         assert!(sign.severity == Severity::Critical && sign.text.why.contains("7 then ended by itself"), "{sign:?}");
-        let marked = HostOom { count: 4, at_ns: 0, ..HostOom::default() };
+        let closes = HostOom { is_own: Some(false), has_ended: None, ..oom(4) };
+        let [sign] = look(&mut hand, &mut detector, Some(closes)).try_into().expect("one");
+        assert!(sign.severity == Severity::Critical && sign.text.why.contains("7, which closed"), "{sign:?}");
+        let marked = HostOom { count: 5, at_ns: 0, ..HostOom::default() };
         let [sign] = look(&mut hand, &mut detector, Some(marked)).try_into().expect("one");
         assert_eq!(
             (sign.severity, sign.certainty, sign.text.what.as_str(), sign.text.why.as_str()),

@@ -121,9 +121,7 @@ impl Kills {
                 *known = follow;
             }
         }
-        for watched in state.groups.values_mut() {
-            watched.read(now_ns);
-        }
+        state.groups.retain(|_, watched| watched.read(now_ns) || watched.pending.is_some());
         self.forget_groups(&mut state);
         let mut nobodys = Vec::new();
         for (folder, watched) in &mut state.groups {
@@ -161,10 +159,7 @@ impl Kills {
     /// sent was taken only after its end was noted.
     pub fn take(&self, speaker: Speaker) -> Option<HostOom> {
         self.senders().remove(&speaker);
-        if self.count.load(Ordering::Relaxed) == 0 && !self.groups.is_on() {
-            return None;
-        }
-        self.state().ended.remove(&speaker)
+        if self.groups.is_on() { self.state().ended.remove(&speaker) } else { None }
     }
 
     /// How many control groups are read.
@@ -172,11 +167,11 @@ impl Kills {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Forgets groups from which nobody sends any more, and those that are gone.
+    /// Forgets groups from which nobody sends any more.
     fn forget_groups(&self, state: &mut State) {
         let senders = self.senders();
         let is_sent_from = |folder: &Arc<Path>| senders.values().any(|follow| follow.folder.as_ref() == Some(folder));
-        state.groups.retain(|folder, watched| is_sent_from(folder) && watched.group.kills().is_some());
+        state.groups.retain(|folder, _| is_sent_from(folder));
         self.count.store(state.groups.len(), Ordering::Relaxed);
     }
 
@@ -225,24 +220,24 @@ impl Follow {
 }
 
 impl Watched {
-    /// Adds the kills since the last time.
-    fn read(&mut self, now_ns: i64) {
-        let Some(kills) = self.group.kills() else { return };
+    /// Adds the kills since the last time. Returns whether the group is still there.
+    fn read(&mut self, now_ns: i64) -> bool {
+        let Some(kills) = self.group.kills() else { return false };
         if kills == self.counts.kills && now_ns.saturating_sub(self.limits_ns) < LIMITS_NS {
-            return;
+            return true;
         }
-        let Some(now) = self.group.counts() else { return };
+        let Some(now) = self.group.counts() else { return false };
         let killed = now.kills.saturating_sub(self.counts.kills);
         let reason = self.group.reason(&self.counts, &now);
         (self.counts, self.limits_ns) = (now, now_ns);
         if killed == 0 || self.is_shared {
-            return;
+            return true;
         }
         if let Some(pending) = &mut self.pending {
             // The kernel counts one kill after the other. The limit that was reached is counted before them.
             pending.left += killed;
             pending.oom.killed = pending.oom.killed.map(|before| before + killed);
-            return;
+            return true;
         }
         let (is_limit, limit) = match reason {
             Reason::Limit(limit) => (Some(true), Some(limit)),
@@ -258,22 +253,23 @@ impl Watched {
             ..HostOom::default()
         };
         self.pending = Some(Pending { oom, left: killed, is_told: false, since_ns: now_ns });
+        true
     }
 
     /// What the end of this sender is due to.
     fn end(&mut self, follow: &Follow, ending: Ending) -> Option<HostOom> {
         let pending = self.pending.as_mut().filter(|pending| pending.left > 0 && follow.is_before(pending))?;
-        let is_own = match ending {
-            // Its connection ended.
-            Ending::None => return None,
-            Ending::Killed => Some(true),
-            Ending::Unknown => None,
-            Ending::Exits if pending.is_told => return None,
-            Ending::Exits => Some(false),
+        let (is_own, has_ended) = match ending {
+            Ending::Killed => (Some(true), Some(true)),
+            Ending::Unknown => (None, Some(true)),
+            Ending::None | Ending::Exits if pending.is_told => return None,
+            Ending::Exits => (Some(false), Some(true)),
+            // Its connection ended, as a client closes it before its process ends.
+            Ending::None => (Some(false), None),
         };
         pending.is_told = true;
         pending.left -= u64::from(is_own != Some(false));
-        Some(HostOom { pid: Some(follow.pid), is_own, has_ended: Some(true), ..pending.oom.clone() })
+        Some(HostOom { pid: Some(follow.pid), is_own, has_ended, ..pending.oom.clone() })
     }
 }
 
@@ -404,19 +400,37 @@ mod tests {
         }
         rig.look(0);
         rig.counts("a", 1);
-        assert_eq!(rig.ends(1, 0, 1), None, "its connection ended");
         let oom = rig.ends(2, 0x4, 1).expect("its data loader was killed");
         assert_eq!((oom.is_own, oom.has_ended, oom.pid), (Some(false), Some(true), Some(2)));
-        assert_eq!(rig.ends(3, 0x4, 1), None, "told once");
+        assert_eq!((rig.ends(3, 0x4, 1), rig.ends(1, 0, 1)), (None, None), "told once");
         assert!(rig.look(20).is_empty(), "told");
+        rig.watch(5, "a", 1);
+        rig.look(21);
         rig.counts("a", 2);
         rig.look(30);
+        // Also once the group is gone.
+        std::fs::remove_dir_all(rig.folder.path().join("cgroup/a")).expect("gone");
+        rig.look(31);
+        let closed = rig.ends(5, 0, 31).map(|oom| (oom.is_own, oom.has_ended));
+        assert_eq!(closed, Some((Some(false), None)), "its connection ended");
         std::fs::remove_dir_all(rig.folder.path().join("proc/4")).expect("gone");
         rig.kills.note_end(Speaker::Process(4), 31 * SECOND_NS);
         assert_eq!(
             rig.kills.take(Speaker::Process(4)).map(|oom| (oom.is_own, oom.has_ended)),
             Some((None, Some(true)))
         );
+    }
+
+    #[test]
+    fn a_process_that_is_started_after_the_kill_does_not_end_by_it() {
+        let rig = Rig::new();
+        rig.watch(1, "a", 1);
+        rig.look(0);
+        rig.counts("a", 1);
+        rig.look(1);
+        rig.watch(2, "a", 1);
+        rig.look(2);
+        assert!(!rig.is_killed(2, 3) && rig.is_killed(1, 4));
     }
 
     #[test]
