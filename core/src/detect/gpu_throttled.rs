@@ -205,8 +205,8 @@ fn push(lengths: &mut VecDeque<i64>, length_ns: i64) {
     }
 }
 
-/// By how much the steps of a rank that ended since the last view took longer than its healthy ones, of those that began after its
-/// GPU was held back.
+/// The time that a rank lost since the last view: each of its steps that ended, and that began after its GPU was held back, took
+/// longer than a healthy one by a part of it.
 fn lost_ns(view: &View<'_>, rank: &RankNow, begin_ns: i64, healthy_ns: i64) -> i64 {
     let is_its = |step: &&Step| step.key == rank.key && step.begin_ns >= begin_ns && step.is_usual(view.settings);
     view.steps.iter().filter(is_its).map(|step| (step.length_ns() - healthy_ns).max(0)).sum()

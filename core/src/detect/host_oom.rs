@@ -5,7 +5,7 @@
 
 use super::detector::{Detector, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Subject, Text, number};
-use super::steps::title;
+use super::steps::place;
 use super::view::{View, bytes, human};
 use crate::clock::SECOND_NS;
 use crate::jobs::HostOom;
@@ -58,12 +58,7 @@ fn sign(view: &View<'_>, key: &RankKey, oom: &HostOom) -> Sign {
 }
 
 fn what((job, rank): &RankKey, oom: &HostOom) -> String {
-    let place = match (&oom.phase, oom.step) {
-        (Some(phase), Some(step)) => format!(" in {phase} of {}", title(Some(step))),
-        (Some(phase), None) => format!(" in {phase}"),
-        (None, Some(step)) => format!(" in {}", title(Some(step))),
-        (None, None) => String::new(),
-    };
+    let place = place(oom.phase.as_deref(), oom.step);
     let reached = match (oom.is_limit, oom.limit_bytes) {
         (Some(true), Some(limit)) => format!(": its limit of {} was reached", human(limit)),
         (Some(true), None) => ": its limit was reached".to_owned(),

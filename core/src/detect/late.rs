@@ -234,7 +234,8 @@ impl Late {
         let block = self.jobs.entry(job.clone()).or_default();
         let is_first = block.lengths_ns.is_empty();
         for member in &group.members {
-            let known = self.ranks.entry(member.step.key.clone()).or_default();
+            // The marks were judged before, so that each rank is known.
+            let Some(known) = self.ranks.get_mut(&member.step.key) else { continue };
             let before_ns = if is_first { 0 } else { known.collected_ns };
             known.collected_ns = before_ns.saturating_add(member.step.collected_ns.unwrap_or(0));
         }

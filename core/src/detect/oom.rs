@@ -7,7 +7,7 @@
 
 use super::detector::{Detector, Looked, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Subject, Text};
-use super::steps::title;
+use super::steps::{place, title};
 use super::view::{OpenStep, View, bytes, human};
 use crate::clock::SECOND_NS;
 use crate::gpu::{CONTEXT_BYTES, GpuState};
@@ -347,19 +347,13 @@ fn others(view: &View<'_>, key: &RankKey, state: &GpuState, pid: Option<u32>) ->
 
 fn what(key: &RankKey, step: Option<u64>, cause: &Cause<'_>, known: &Known) -> String {
     let (job, rank) = key;
-    let of_step = step.map(|_| title(step));
     match cause {
         Cause::Gone(_) => {
             format!("Rank {rank} of {job} seems to have run out of memory: it ended in {} on a full GPU.", title(step))
         }
         Cause::Counted(_) => format!("Rank {rank} of {job} ran out of memory."),
         Cause::Marked(oom) => {
-            let place = match (&oom.phase, of_step) {
-                (Some(phase), Some(step)) => format!(" in {phase} of {step}"),
-                (Some(phase), None) => format!(" in {phase}"),
-                (None, Some(step)) => format!(" in {step}"),
-                (None, None) => String::new(),
-            };
+            let place = place(oom.phase.as_deref(), step);
             let asked =
                 known.requested_bytes.map_or_else(String::new, |bytes| format!(": it asked for {}", human(bytes)));
             format!("Rank {rank} of {job} ran out of memory{place}{asked}.")

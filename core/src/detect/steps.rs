@@ -93,6 +93,16 @@ pub(super) fn title(number: Option<u64>) -> String {
     number.map_or_else(|| "a step".to_owned(), |number| format!("step {number}"))
 }
 
+/// ` in forward of step 7`, with as much of it as is known.
+pub(super) fn place(phase: Option<&str>, step: Option<u64>) -> String {
+    match (phase, step) {
+        (Some(phase), Some(_)) => format!(" in {phase} of {}", title(step)),
+        (Some(phase), None) => format!(" in {phase}"),
+        (None, Some(_)) => format!(" in {}", title(step)),
+        (None, None) => String::new(),
+    }
+}
+
 /// Whether a phase's name is one of these.
 pub(super) fn is_one_of(name: &str, names: &[String]) -> bool {
     names.iter().any(|one| one == name)

@@ -310,27 +310,23 @@ impl Rank {
 
     /// What a mark of a failed allocation says, and where the rank was.
     fn failed_allocation(&self, mark: &Event) -> FailedAllocation {
-        let phase = self.open.iter().rev().find(|open| open.kind == Kind::Phase);
-        FailedAllocation {
-            count: self.oom.as_ref().map_or(0, |before| before.count) + 1,
-            step: self.step_of(mark),
-            phase: phase.map(|open| Arc::clone(&open.name)),
-            gpus: mark.gpus.as_deref().or(self.gpus.as_deref()).unwrap_or_default().into(),
-            pid: mark.pid.or(self.pid),
-            ..FailedAllocation::of(mark)
-        }
+        let count = self.oom.as_ref().map_or(0, |before| before.count) + 1;
+        let (step, phase, gpus) = self.place_of(mark);
+        FailedAllocation { count, step, phase, gpus, pid: mark.pid.or(self.pid), ..FailedAllocation::of(mark) }
     }
 
     /// What a mark of missing host memory says, and where the rank was.
     fn out_of_host_memory(&self, mark: &Event) -> HostOom {
+        let count = self.host_oom.as_ref().map_or(0, |before| before.count) + 1;
+        let (step, phase, gpus) = self.place_of(mark);
+        HostOom { count, step, phase, gpus, ..HostOom::of(mark) }
+    }
+
+    /// The step, the innermost phase and the GPUs of the rank at a mark.
+    fn place_of(&self, mark: &Event) -> (Option<u64>, Option<Arc<str>>, Box<[usize]>) {
         let phase = self.open.iter().rev().find(|open| open.kind == Kind::Phase);
-        HostOom {
-            count: self.host_oom.as_ref().map_or(0, |before| before.count) + 1,
-            step: self.step_of(mark),
-            phase: phase.map(|open| Arc::clone(&open.name)),
-            gpus: mark.gpus.as_deref().or(self.gpus.as_deref()).unwrap_or_default().into(),
-            ..HostOom::of(mark)
-        }
+        let gpus = mark.gpus.as_deref().or(self.gpus.as_deref()).unwrap_or_default();
+        (self.step_of(mark), phase.map(|open| Arc::clone(&open.name)), gpus.into())
     }
 
     /// Takes the rank's GPUs and its place from an event.

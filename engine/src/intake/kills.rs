@@ -75,9 +75,9 @@ struct Watched {
 #[derive(Debug)]
 struct Pending {
     oom: HostOom,
-    /// How many of those that were killed have not ended yet, and whether an end was due to it.
+    /// Killed processes whose end has not been seen, and whether one of these kills was reported.
     left: u64,
-    is_told: bool,
+    is_reported: bool,
     since_ns: i64,
 }
 
@@ -126,7 +126,7 @@ impl Kills {
         let mut nobodys = Vec::new();
         for (folder, watched) in &mut state.groups {
             let is_old = |pending: &mut Pending| now_ns.saturating_sub(pending.since_ns) > BLAMED_NS;
-            if let Some(pending) = watched.pending.take_if(is_old).filter(|pending| !pending.is_told) {
+            if let Some(pending) = watched.pending.take_if(is_old).filter(|pending| !pending.is_reported) {
                 let is_in = |follow: &Follow| follow.folder.as_ref() == Some(folder) && follow.is_before(&pending);
                 let senders = self.senders();
                 let beside = senders.iter().filter(|(_, follow)| is_in(follow)).map(|(speaker, _)| *speaker).collect();
@@ -252,7 +252,7 @@ impl Watched {
             group: Some(group.into()),
             ..HostOom::default()
         };
-        self.pending = Some(Pending { oom, left: killed, is_told: false, since_ns: now_ns });
+        self.pending = Some(Pending { oom, left: killed, is_reported: false, since_ns: now_ns });
         true
     }
 
@@ -262,12 +262,12 @@ impl Watched {
         let (is_own, has_ended) = match ending {
             Ending::Killed => (Some(true), Some(true)),
             Ending::Unknown => (None, Some(true)),
-            Ending::None | Ending::Exits if pending.is_told => return None,
+            Ending::None | Ending::Exits if pending.is_reported => return None,
             Ending::Exits => (Some(false), Some(true)),
             // Its connection ended, as a client closes it before its process ends.
             Ending::None => (Some(false), None),
         };
-        pending.is_told = true;
+        pending.is_reported = true;
         pending.left -= u64::from(is_own != Some(false));
         Some(HostOom { pid: Some(follow.pid), is_own, has_ended, ..pending.oom.clone() })
     }
@@ -402,8 +402,8 @@ mod tests {
         rig.counts("a", 1);
         let oom = rig.ends(2, 0x4, 1).expect("its data loader was killed");
         assert_eq!((oom.is_own, oom.has_ended, oom.pid), (Some(false), Some(true), Some(2)));
-        assert_eq!((rig.ends(3, 0x4, 1), rig.ends(1, 0, 1)), (None, None), "told once");
-        assert!(rig.look(20).is_empty(), "told");
+        assert_eq!((rig.ends(3, 0x4, 1), rig.ends(1, 0, 1)), (None, None), "reported once");
+        assert!(rig.look(20).is_empty(), "reported");
         rig.watch(5, "a", 1);
         rig.look(21);
         rig.counts("a", 2);
@@ -434,14 +434,14 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_killed_again_and_again_is_told_each_time() {
+    fn a_worker_that_is_killed_again_and_again_is_reported_each_time() {
         let rig = Rig::new();
         rig.watch(1, "a", 1);
-        let told = (0..60).filter(|second| {
+        let reported = (0..60).filter(|second| {
             rig.counts("a", u64::try_from(second / 5).expect("positive"));
             !rig.look(*second).is_empty()
         });
-        assert_eq!(told.collect::<Vec<_>>(), [16, 31, 46]);
+        assert_eq!(reported.collect::<Vec<_>>(), [16, 31, 46]);
     }
 
     #[test]
