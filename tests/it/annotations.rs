@@ -273,7 +273,13 @@ fn layers_are_listed_once_each_and_no_phase_is_lost_to_them() {
     let one = &layers[249];
     assert_eq!((&one["rank"], &one["count"], &one["last"]["step"]), (&json!(2), &json!(2), &json!(7)));
     assert_eq!(one["last"]["allocated_growth_bytes"], json!(7));
-    assert!(one["peak_bytes"].is_u64() && one["last"]["reserved_growth_bytes"].is_null(), "{one}");
+    assert!(one["last"]["reserved_growth_bytes"].is_null(), "{one}");
+    // A layer of no length may lie in a gap of a busy machine.
+    eventually(COUNTED_WITHIN, "a layer that lies in no gap", || {
+        assert_eq!(post(&daemon, &json!([layer("begin", 249, 5), layer("end", 249, 12)])).1["accepted"], json!(2));
+        let listed: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/story/layers")).expect("JSON");
+        listed["layers"][249]["peak_bytes"].is_u64().then_some(())
+    });
     let phases: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/story/phases")).expect("JSON");
     assert_eq!(phases["phases"].as_array().map(Vec::len), Some(1), "layers are not listed as phases");
     assert_eq!(daemon.ask("/api/v1/jobs/nobody/layers").0, 404);
