@@ -8,6 +8,7 @@
 //! seldom, what the C library has in use beside that: the driver's library, SQLite, and what each piece takes more than it was
 //! asked for.
 
+use crate::code_pages::CodePages;
 use crate::metrics::{Collect, Families, Part};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -41,11 +42,13 @@ pub fn keep_small() {
     }
 }
 
-/// Looks after the heap until `stop` is set: gives free pages back, and counts what the C library has in use.
+/// Looks after the heap until `stop` is set: gives free pages back, and counts what the C library has in use. Gives back pages
+/// of the program's code too.
 pub fn look_after(stop: &AtomicBool) {
-    let mut heap = Heap::default();
+    let (mut heap, mut code) = (Heap::default(), CodePages::default());
     while !stop.load(Ordering::Relaxed) {
         heap.look();
+        code.look();
         std::thread::park_timeout(LOOK_PERIOD);
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod capture;
 pub mod cli;
+mod code_pages;
 pub mod config;
 pub mod daemon;
 pub mod export;

@@ -190,24 +190,37 @@ class Driver:
 
 
 class Receiver(http.server.ThreadingHTTPServer):
-    """An OTLP receiver over HTTP: it counts the points and spans of what it accepted, each request once."""
+    """An OTLP receiver over HTTP: it counts the points and spans of what it accepted, each request once.
+
+    Delivery is at least once: a daemon whose queue has a request that this receiver accepted just before the daemon before
+    it ended sends it again. So what each daemon delivered is counted apart."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Taker)
         self.mood, self.seen, self.points, self.again, self.lock = "well", {}, collections.Counter(), 0, threading.Lock()
+        self.of_this_daemon, self.delivered = set(), collections.Counter()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def take(self, path: str, body: bytes) -> None:
         key = hashlib.sha256(body).digest()
         with self.lock:
+            kind = "spans" if path.endswith("/traces") else "points"
             if key in self.seen:
                 self.again += 1
-                return
-            spans = path.endswith("/traces")
-            self.seen[key] = count_spans(body) if spans else count_points(body)
-            self.points["spans" if spans else "points"] += self.seen[key]
+            else:
+                self.seen[key] = count_spans(body) if kind == "spans" else count_points(body)
+                self.points[kind] += self.seen[key]
+            if key not in self.of_this_daemon:
+                self.of_this_daemon.add(key)
+                self.delivered[kind] += self.seen[key]
+
+    def next_daemon(self) -> None:
+        """What is accepted from now on is another daemon's."""
+        with self.lock:
+            self.of_this_daemon.clear()
+            self.delivered.clear()
 
     def handle_error(self, *_: object) -> None:
         """A daemon that was killed left its connection."""
@@ -420,6 +433,8 @@ class Node:
                "OTEL_EXPORTER_OTLP_TIMEOUT": "10000", "NO_COLOR": "1"}
         self.starts += 1
         log = self.folder / f"log-{self.starts}"
+        # Before it runs: it delivers what is queued before it listens.
+        self.receiver.next_daemon()
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 [self.options.highwater, "serve", "--nvml-library", self.driver.library, "--listen", "127.0.0.1:0",
@@ -431,7 +446,6 @@ class Node:
                 sys.exit(f"the daemon does not start: {log.read_text()[-2000:]}")
             time.sleep(0.02)
         self.url, self.tally, self.last = found[1], Tally(), None
-        self.received = self.receiver.points.copy()
 
     def request(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         try:
@@ -645,7 +659,7 @@ def settle_down(node: Node, books: Books, senders: list[Sender]) -> None:
 
 def received(node: Node) -> bool:
     """Whether the receiver has what the last daemon exported, each point once."""
-    scrape, new = Scrape(node.request("/metrics")[1].decode()), node.receiver.points - node.received
+    scrape, new = Scrape(node.request("/metrics")[1].decode()), node.receiver.delivered.copy()
     spans = scrape.sum("highwater_otlp_exported_total", signal="spans")
     points = sum(scrape.sum("highwater_otlp_exported_total", signal=kind) for kind in ("metrics", "raw"))
     return (new["points"], new["spans"]) == (points, spans)

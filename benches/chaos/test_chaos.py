@@ -63,6 +63,22 @@ class Chaos(unittest.TestCase):
         self.assertEqual(chaos.count_points(field(1, field(2, metrics))), 3)
         self.assertEqual(chaos.count_spans(field(1, field(2, field(2, b"") + field(2, b"") + field(1, b"")))), 2)
 
+    def test_what_each_daemon_delivered_is_counted_apart(self) -> None:
+        def span(name: bytes) -> bytes:
+            return bytes([10, 4 + len(name), 18, 2 + len(name), 18, len(name)]) + name
+
+        receiver = chaos.Receiver()
+        self.addCleanup(receiver.server_close)
+        self.addCleanup(receiver.shutdown)
+        for request in [span(b"a"), span(b"b"), span(b"b")]:
+            receiver.take("/v1/traces", request)
+        self.assertEqual((receiver.delivered["spans"], receiver.points["spans"], receiver.again), (2, 2, 1))
+        # Accepted before the first daemon was killed, and still queued.
+        receiver.next_daemon()
+        for request in [span(b"b"), span(b"c"), span(b"b")]:
+            receiver.take("/v1/traces", request)
+        self.assertEqual((receiver.delivered["spans"], receiver.points["spans"], receiver.again), (2, 3, 3))
+
 
 if __name__ == "__main__":
     unittest.main()

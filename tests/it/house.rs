@@ -299,7 +299,7 @@ fn crates_need_only_those_below_them_and_no_driver_and_no_server() {
 }
 
 /// Modules with `unsafe` code, and why each needs it. The edge to NVML (`nvml`) is not listed.
-const UNSAFE: [(&str, &str, &str); 7] = [
+const UNSAFE: [(&str, &str, &str); 8] = [
     (
         "core/src",
         "ring::sync",
@@ -313,6 +313,7 @@ const UNSAFE: [(&str, &str, &str); 7] = [
     ),
     ("engine/src", "intake::seqpacket", "the same of connections"),
     ("engine/src", "recording", "SQLite's count of its memory"),
+    ("src", "code_pages", "unmapping pages of a file has no safe form"),
     ("src", "heap", "the allocator, and glibc's calls for it"),
     ("src", "cli", "a handler of a signal, set before there are threads"),
 ];
