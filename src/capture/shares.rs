@@ -2,7 +2,7 @@
 //! marking, or by what is found of invented jobs. Pure.
 //!
 //! Captures are of three classes. Requested captures take at most half of all, and push out only each other. Captures
-//! of `oom` marks, which any job can send, push out requested ones, then each other. Captures of findings push out
+//! of `oom` and `host_oom`, which any job can mark, push out requested ones, then each other. Captures of findings push out
 //! requested ones, then those of marks, then each other. Within the class of marks, the oldest capture of the owner with the
 //! most goes first. Within the class of findings, the oldest capture of the owner with the most goes first, among those of
 //! that owner's most frequent kind of finding. Each class always keeps an eighth of the room.
@@ -17,7 +17,7 @@ use highwater_engine::recording::State;
 pub(super) enum Class {
     /// It was requested.
     Asked,
-    /// A job marked `oom`.
+    /// A job marked `oom` or `host_oom`.
     Oom,
     /// A finding was raised.
     Finding,
@@ -28,7 +28,7 @@ impl Class {
     pub fn of<'a>(reasons: impl IntoIterator<Item = &'a str>) -> Self {
         let class = |reason: &str| match reason {
             "asked" => Class::Asked,
-            "oom" => Class::Oom,
+            "oom" | "host_oom" => Class::Oom,
             _ => Class::Finding,
         };
         reasons.into_iter().map(class).max().unwrap_or(Class::Finding)
@@ -253,6 +253,10 @@ mod tests {
             shelf.take("asked", bytes << 20);
         }
         assert_eq!((shelf.count("oom"), shelf.count("xid"), shelf.count("asked") > 0), (3, 3, true));
+        for _ in 0..40 {
+            shelf.take("host_oom", 1 << 20);
+        }
+        assert_eq!(shelf.count("xid"), 3, "any job can mark that it has run out of memory");
     }
 
     #[test]

@@ -189,7 +189,7 @@ impl State {
     fn place(&mut self, groups: &Groups, follow: &mut Follow, now_ns: i64) {
         let process = groups.process(follow.pid);
         follow.start = started(&process);
-        let Some(group) = groups.of(follow.pid) else { return };
+        let Some(group) = groups.of(follow.pid, now_ns) else { return };
         // Another's process may have its id by now.
         if !is_of(&process, &follow.account.owner) {
             return;

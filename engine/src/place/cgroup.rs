@@ -6,8 +6,8 @@
 //! is read.
 
 use crate::files::read_at_most;
+use highwater_core::clock::SECOND_NS;
 use std::path::{Component, Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How many bytes of a file are read.
@@ -17,8 +17,10 @@ const MOST_LEVELS: usize = 8;
 /// How deep below the mounted folder the groups of other containers are looked for, and in how many folders at most.
 const MOST_DEPTH: usize = 3;
 const MOST_FOLDERS: usize = 512;
-/// Walks without a result after which no more are made.
+/// Walks without a result within [`MISSES_NS`] after which no more are made until it is over: a container may end before its group is
+/// found, and a node may have more groups than are searched.
 const MOST_MISSES: u32 = 8;
+const MISSES_NS: i64 = 60 * SECOND_NS;
 /// The longest path of a group, bytes: users choose names.
 pub(crate) const MOST_PATH_BYTES: usize = 1 << 10;
 /// The value of a limit in version 1 above which it is none: the most pages that a counter can hold.
@@ -30,9 +32,17 @@ pub(crate) struct Groups {
     proc: PathBuf,
     /// Where control groups are mounted; `None` to read none.
     root: Option<PathBuf>,
+    above: Mutex<Above>,
+}
+
+/// Where paths that begin with `..` lead.
+#[derive(Debug, Default)]
+struct Above {
     /// What a path that begins with this many `..` is relative to: found once.
-    above: Mutex<Vec<(usize, PathBuf)>>,
-    misses: AtomicU32,
+    bases: Vec<(usize, PathBuf)>,
+    /// Walks without a result, and when the first of them was made.
+    misses: u32,
+    since_ns: i64,
 }
 
 /// Which of the kernel's two interfaces a group has.
@@ -83,7 +93,7 @@ pub(crate) struct Limit {
 impl Groups {
     /// The groups that are mounted at `root`, of processes with files below `proc`.
     pub fn new(proc: PathBuf, root: Option<PathBuf>) -> Self {
-        Self { proc, root, above: Mutex::default(), misses: AtomicU32::new(0) }
+        Self { proc, root, above: Mutex::default() }
     }
 
     /// Whether any are read.
@@ -97,7 +107,7 @@ impl Groups {
     }
 
     /// The group of a process; `None` if it has ended, or if its group is the root of all, or not below the mounted folder.
-    pub fn of(&self, pid: u32) -> Option<MemoryGroup> {
+    pub fn of(&self, pid: u32, now_ns: i64) -> Option<MemoryGroup> {
         let root = self.root.as_deref()?;
         let text = read_at_most(&self.process(pid).join("cgroup"), MOST_BYTES).ok()?;
         let text = String::from_utf8_lossy(&text);
@@ -108,14 +118,14 @@ impl Groups {
             Version::Two if root.join("unified").is_dir() => root.join("unified"),
             Version::Two => root.to_owned(),
         };
-        let own = self.folder(&root, path)?;
+        let own = self.folder(&root, path, now_ns)?;
         let is_kept = own != root && own.as_os_str().len() <= MOST_PATH_BYTES;
         is_kept.then(|| MemoryGroup { version, root: root.into(), own: own.into() })
     }
 
     /// The folder of a group that the kernel names so. Seen from a container, the path of another container's group begins with
     /// `..`, and is relative to the own group of the container.
-    fn folder(&self, root: &Path, path: &str) -> Option<PathBuf> {
+    fn folder(&self, root: &Path, path: &str, now_ns: i64) -> Option<PathBuf> {
         let is_up = |part: &Component<'_>| *part == Component::ParentDir;
         let parts = || Path::new(path).components().filter(|part| !matches!(part, Component::RootDir));
         let ups = parts().take_while(is_up).count();
@@ -127,20 +137,23 @@ impl Groups {
             return Some(root.join(&rest)).filter(|folder| folder.is_dir());
         }
         let mut above = self.above.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = above.iter().find(|(known, _)| *known == ups).map(|(_, folder)| folder.join(&rest));
+        let known = above.bases.iter().find(|(known, _)| *known == ups).map(|(_, folder)| folder.join(&rest));
         if let Some(folder) = known.filter(|folder| folder.is_dir()) {
             return Some(folder);
         }
-        if self.misses.load(Ordering::Relaxed) >= MOST_MISSES {
+        if now_ns.saturating_sub(above.since_ns) >= MISSES_NS {
+            (above.misses, above.since_ns) = (0, now_ns);
+        }
+        if above.misses >= MOST_MISSES {
             return None;
         }
         let Some(found) = base_of(root, &rest) else {
-            self.misses.fetch_add(1, Ordering::Relaxed);
+            above.misses += 1;
             return None;
         };
-        above.retain(|(known, _)| *known != ups);
+        above.bases.retain(|(known, _)| *known != ups);
         let folder = found.join(&rest);
-        above.push((ups, found));
+        above.bases.push((ups, found));
         Some(folder)
     }
 }
@@ -280,7 +293,7 @@ mod tests {
         rig.write("cgroup/kube/pod/ctr/memory.events.local", "oom 0\noom_kill 3\n");
         rig.write("cgroup/kube/pod/memory.events.local", "oom 2\noom_kill 0\n");
         rig.write("cgroup/kube/pod/memory.max", "2147483648\n");
-        let group = rig.groups().of(7).expect("known");
+        let group = rig.groups().of(7, 0).expect("known");
         let before = group.counts().expect("there");
         assert_eq!(before, Counts { kills: 3, at_limit: vec![Some(0), Some(2), None, None] });
         assert_eq!((group.own_name().as_str(), group.reason(&before, &before)), ("/kube/pod/ctr", Reason::Node));
@@ -294,7 +307,7 @@ mod tests {
         let unknown = Counts { kills: 5, at_limit: vec![None; 4] };
         assert_eq!(group.reason(&unknown, &unknown), Reason::Unknown, "before Linux 5.2");
         std::fs::remove_dir_all(rig.folder.path().join("cgroup/kube/pod/ctr")).expect("gone");
-        assert_eq!((group.kills(), group.counts(), rig.groups().of(7)), (None, None, None));
+        assert_eq!((group.kills(), group.counts(), rig.groups().of(7, 0)), (None, None, None));
     }
 
     #[test]
@@ -306,7 +319,7 @@ mod tests {
         rig.write(&format!("{own}/memory.oom_control"), "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
         rig.write(&format!("{own}/memory.failcnt"), "40\n");
         rig.write(&format!("{own}/memory.limit_in_bytes"), "1073741824\n");
-        let group = rig.groups().of(7).expect("known");
+        let group = rig.groups().of(7, 0).expect("known");
         let before = group.counts().expect("there");
         assert_eq!((before.kills, before.at_limit[0]), (1, Some(40)));
         rig.write(&format!("{own}/memory.failcnt"), "41\n");
@@ -319,10 +332,10 @@ mod tests {
         let with_swap = group.counts().expect("there");
         assert!(matches!(group.reason(&now, &with_swap), Reason::Limit(_)));
         rig.write("proc/8/cgroup", "4:memory:/\n");
-        assert_eq!(rig.groups().of(8), None, "everybody's");
+        assert_eq!(rig.groups().of(8, 0), None, "everybody's");
         rig.write("proc/8/cgroup", &format!("4:memory:/{}\n", "a/".repeat(MOST_PATH_BYTES / 2)));
         rig.write(&format!("cgroup/memory/{}x", "a/".repeat(MOST_PATH_BYTES / 2)), "");
-        assert_eq!(rig.groups().of(8), None, "too long");
+        assert_eq!(rig.groups().of(8, 0), None, "too long");
     }
 
     #[test]
@@ -336,10 +349,24 @@ mod tests {
         }
         rig.write("cgroup/system.slice/memory.events", TWO);
         let groups = rig.groups();
-        assert_eq!(groups.of(7).expect("found").own_name(), "/kubepods.slice/podB.slice/b.scope");
-        assert_eq!(groups.of(8).expect("found").own_name(), "/kubepods.slice/podC.slice/c.scope");
-        assert_eq!(groups.of(9), None, "never outside of the folder");
-        assert_eq!(groups.of(10), None, "it has ended");
-        assert_eq!(Groups::new(rig.folder.path().join("proc"), None).of(7), None, "off");
+        assert_eq!(groups.of(7, 0).expect("found").own_name(), "/kubepods.slice/podB.slice/b.scope");
+        assert_eq!(groups.of(8, 0).expect("found").own_name(), "/kubepods.slice/podC.slice/c.scope");
+        assert_eq!(groups.of(9, 0), None, "never outside of the folder");
+        assert_eq!(groups.of(10, 0), None, "it has ended");
+        assert_eq!(Groups::new(rig.folder.path().join("proc"), None).of(7, 0), None, "off");
+    }
+
+    #[test]
+    fn walks_in_vain_end_the_search_for_a_minute() {
+        let rig = Rig::new();
+        rig.write("proc/7/cgroup", "0::/../../podB.slice/b.scope\n");
+        rig.write("cgroup/kubepods.slice/podA.slice/memory.events", TWO);
+        let (groups, minute) = (rig.groups(), 60 * SECOND_NS);
+        for _ in 0..MOST_MISSES {
+            assert_eq!(groups.of(7, minute), None, "it has no folder");
+        }
+        rig.write("cgroup/kubepods.slice/podB.slice/b.scope/memory.events", TWO);
+        assert_eq!(groups.of(7, 2 * minute - 1), None, "not searched");
+        assert_eq!(groups.of(7, 2 * minute).expect("found").own_name(), "/kubepods.slice/podB.slice/b.scope");
     }
 }
