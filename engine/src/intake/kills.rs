@@ -7,7 +7,7 @@
 //! are in one group, nobody is named, as the kernel does not say whose process it was. Invariants: senders and groups are bounded, and
 //! one owner has at most half of each; no event waits for a file to be read.
 
-use crate::place::cgroup::{Counts, Groups, MOST_PATH_BYTES, MemoryGroup, Reason};
+use crate::place::cgroup::{Counts, Groups, MOST_PATH_BYTES, MemoryGroup, Reason, Search};
 use crate::place::process::{Ending, ending, is_of, started};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::{Account, HostOom, Speaker};
@@ -115,8 +115,9 @@ impl Kills {
             senders.iter().filter(is_new).take(MOST_NEW).map(|(speaker, follow)| (*speaker, follow.clone())).collect()
         };
         for (speaker, mut follow) in new {
-            follow.since_ns = Some(now_ns);
-            state.place(&self.groups, &mut follow, now_ns);
+            if state.place(&self.groups, &mut follow, now_ns) {
+                follow.since_ns = Some(now_ns);
+            }
             if let Some(known) = self.senders().get_mut(&speaker) {
                 *known = follow;
             }
@@ -185,14 +186,18 @@ impl Kills {
 }
 
 impl State {
-    /// Finds the group of a sender.
-    fn place(&mut self, groups: &Groups, follow: &mut Follow, now_ns: i64) {
+    /// Finds the group of a sender. Returns false if it has to be searched later.
+    fn place(&mut self, groups: &Groups, follow: &mut Follow, now_ns: i64) -> bool {
         let process = groups.process(follow.pid);
         follow.start = started(&process);
-        let Some(group) = groups.of(follow.pid, now_ns) else { return };
+        let group = match groups.of(follow.pid, &follow.account.owner, now_ns) {
+            Search::Found(group) => group,
+            Search::Nowhere => return true,
+            Search::Later => return false,
+        };
         // Another's process may have its id by now.
         if !is_of(&process, &follow.account.owner) {
-            return;
+            return true;
         }
         let folder = Arc::clone(group.folder());
         if let Some(watched) = self.groups.get_mut(&folder) {
@@ -200,15 +205,16 @@ impl State {
         } else {
             let is_own = |watched: &&Watched| Arc::ptr_eq(&watched.account, &follow.account);
             let own = self.groups.values().filter(is_own).count();
-            let Some(counts) = group.counts() else { return };
+            let Some(counts) = group.counts() else { return true };
             if self.groups.len() >= MOST_GROUPS || own >= MOST_GROUPS / 2 {
-                return;
+                return true;
             }
             let account = Arc::clone(&follow.account);
             let watched = Watched { group, account, is_shared: false, counts, limits_ns: now_ns, pending: None };
             self.groups.insert(Arc::clone(&folder), watched);
         }
         follow.folder = Some(folder);
+        true
     }
 }
 

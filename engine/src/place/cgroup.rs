@@ -7,6 +7,7 @@
 
 use crate::files::read_at_most;
 use highwater_core::clock::SECOND_NS;
+use highwater_core::jobs::Owner;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,9 +18,10 @@ const MOST_LEVELS: usize = 8;
 /// How deep below the mounted folder the groups of other containers are looked for, and in how many folders at most.
 const MOST_DEPTH: usize = 3;
 const MOST_FOLDERS: usize = 512;
-/// Walks without a result within [`MISSES_NS`] after which no more are made until it is over: a container may end before its group is
-/// found, and a node may have more groups than are searched.
-const MOST_MISSES: u32 = 8;
+/// Walks without a result within [`MISSES_NS`] after which no more are made until it is over, for one owner and for all: a container
+/// may end before its group is found, and a node may have more groups than are searched.
+const MOST_MISSES: usize = 8;
+const MOST_ALL_MISSES: usize = 32;
 const MISSES_NS: i64 = 60 * SECOND_NS;
 /// The longest path of a group, bytes: users choose names.
 pub(crate) const MOST_PATH_BYTES: usize = 1 << 10;
@@ -40,9 +42,20 @@ pub(crate) struct Groups {
 struct Above {
     /// What a path that begins with this many `..` is relative to: found once.
     bases: Vec<(usize, PathBuf)>,
-    /// Walks without a result, and when the first of them was made.
-    misses: u32,
+    /// For whom walks had no result, and since when they are counted.
+    misses: Vec<Owner>,
     since_ns: i64,
+}
+
+/// What is known of where a process's group is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Search {
+    /// There.
+    Found(MemoryGroup),
+    /// It has none that is read: it has ended, or its group is the root of all, or not below the mounted folder.
+    Nowhere,
+    /// It was not searched, because too much was in vain: later it may be.
+    Later,
 }
 
 /// Which of the kernel's two interfaces a group has.
@@ -106,57 +119,65 @@ impl Groups {
         self.proc.join(pid.to_string())
     }
 
-    /// The group of a process; `None` if it has ended, or if its group is the root of all, or not below the mounted folder.
-    pub fn of(&self, pid: u32, now_ns: i64) -> Option<MemoryGroup> {
-        let root = self.root.as_deref()?;
-        let text = read_at_most(&self.process(pid).join("cgroup"), MOST_BYTES).ok()?;
+    /// The group of a process of this owner.
+    pub fn of(&self, pid: u32, owner: &Owner, now_ns: i64) -> Search {
+        let Some(root) = self.root.as_deref() else { return Search::Nowhere };
+        let Ok(text) = read_at_most(&self.process(pid).join("cgroup"), MOST_BYTES) else { return Search::Nowhere };
         let text = String::from_utf8_lossy(&text);
-        let (version, path) = memory_path(&text)?;
+        let Some((version, path)) = memory_path(&text) else { return Search::Nowhere };
         let root = match version {
             Version::One => root.join("memory"),
             // Beside version 1, the other is mounted in a folder of its own.
             Version::Two if root.join("unified").is_dir() => root.join("unified"),
             Version::Two => root.to_owned(),
         };
-        let own = self.folder(&root, path, now_ns)?;
-        let is_kept = own != root && own.as_os_str().len() <= MOST_PATH_BYTES;
-        is_kept.then(|| MemoryGroup { version, root: root.into(), own: own.into() })
+        let own = match self.folder(&root, path, owner, now_ns) {
+            Ok(Some(own)) if own != root && own.as_os_str().len() <= MOST_PATH_BYTES => own,
+            Ok(_) => return Search::Nowhere,
+            Err(NotSearched) => return Search::Later,
+        };
+        Search::Found(MemoryGroup { version, root: root.into(), own: own.into() })
     }
 
     /// The folder of a group that the kernel names so. Seen from a container, the path of another container's group begins with
     /// `..`, and is relative to the own group of the container.
-    fn folder(&self, root: &Path, path: &str, now_ns: i64) -> Option<PathBuf> {
+    fn folder(&self, root: &Path, path: &str, owner: &Owner, now_ns: i64) -> Result<Option<PathBuf>, NotSearched> {
         let is_up = |part: &Component<'_>| *part == Component::ParentDir;
         let parts = || Path::new(path).components().filter(|part| !matches!(part, Component::RootDir));
         let ups = parts().take_while(is_up).count();
         let rest: PathBuf = parts().skip(ups).collect();
         if rest.components().any(|part| !matches!(part, Component::Normal(_))) {
-            return None;
+            return Ok(None);
         }
         if ups == 0 {
-            return Some(root.join(&rest)).filter(|folder| folder.is_dir());
+            return Ok(Some(root.join(&rest)).filter(|folder| folder.is_dir()));
         }
         let mut above = self.above.lock().unwrap_or_else(PoisonError::into_inner);
         let known = above.bases.iter().find(|(known, _)| *known == ups).map(|(_, folder)| folder.join(&rest));
         if let Some(folder) = known.filter(|folder| folder.is_dir()) {
-            return Some(folder);
+            return Ok(Some(folder));
         }
         if now_ns.saturating_sub(above.since_ns) >= MISSES_NS {
-            (above.misses, above.since_ns) = (0, now_ns);
+            above.misses.clear();
+            above.since_ns = now_ns;
         }
-        if above.misses >= MOST_MISSES {
-            return None;
+        let own = above.misses.iter().filter(|other| *other == owner).count();
+        if own >= MOST_MISSES || above.misses.len() >= MOST_ALL_MISSES {
+            return Err(NotSearched);
         }
         let Some(found) = base_of(root, &rest) else {
-            above.misses += 1;
-            return None;
+            above.misses.push(owner.clone());
+            return Ok(None);
         };
         above.bases.retain(|(known, _)| *known != ups);
         let folder = found.join(&rest);
         above.bases.push((ups, found));
-        Some(folder)
+        Ok(Some(folder))
     }
 }
+
+/// Too many walks were in vain.
+struct NotSearched;
 
 /// The path of the group that counts memory, from the kernel's list of a process's groups.
 fn memory_path(groups: &str) -> Option<(Version, &str)> {
@@ -278,8 +299,20 @@ mod tests {
             std::fs::write(path, text).expect("written");
         }
 
+        fn of(&self, pid: u32) -> Option<MemoryGroup> {
+            found(&self.groups(), pid)
+        }
+
         fn groups(&self) -> Groups {
             Groups::new(self.folder.path().join("proc"), Some(self.folder.path().join("cgroup")))
+        }
+    }
+
+    fn found(groups: &Groups, pid: u32) -> Option<MemoryGroup> {
+        match groups.of(pid, &Owner::Daemon, 0) {
+            Search::Found(group) => Some(group),
+            Search::Nowhere => None,
+            Search::Later => panic!("it was not searched"),
         }
     }
 
@@ -293,7 +326,7 @@ mod tests {
         rig.write("cgroup/kube/pod/ctr/memory.events.local", "oom 0\noom_kill 3\n");
         rig.write("cgroup/kube/pod/memory.events.local", "oom 2\noom_kill 0\n");
         rig.write("cgroup/kube/pod/memory.max", "2147483648\n");
-        let group = rig.groups().of(7, 0).expect("known");
+        let group = rig.of(7).expect("known");
         let before = group.counts().expect("there");
         assert_eq!(before, Counts { kills: 3, at_limit: vec![Some(0), Some(2), None, None] });
         assert_eq!((group.own_name().as_str(), group.reason(&before, &before)), ("/kube/pod/ctr", Reason::Node));
@@ -307,7 +340,7 @@ mod tests {
         let unknown = Counts { kills: 5, at_limit: vec![None; 4] };
         assert_eq!(group.reason(&unknown, &unknown), Reason::Unknown, "before Linux 5.2");
         std::fs::remove_dir_all(rig.folder.path().join("cgroup/kube/pod/ctr")).expect("gone");
-        assert_eq!((group.kills(), group.counts(), rig.groups().of(7, 0)), (None, None, None));
+        assert_eq!((group.kills(), group.counts(), rig.of(7)), (None, None, None));
     }
 
     #[test]
@@ -319,7 +352,7 @@ mod tests {
         rig.write(&format!("{own}/memory.oom_control"), "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
         rig.write(&format!("{own}/memory.failcnt"), "40\n");
         rig.write(&format!("{own}/memory.limit_in_bytes"), "1073741824\n");
-        let group = rig.groups().of(7, 0).expect("known");
+        let group = rig.of(7).expect("known");
         let before = group.counts().expect("there");
         assert_eq!((before.kills, before.at_limit[0]), (1, Some(40)));
         rig.write(&format!("{own}/memory.failcnt"), "41\n");
@@ -332,10 +365,10 @@ mod tests {
         let with_swap = group.counts().expect("there");
         assert!(matches!(group.reason(&now, &with_swap), Reason::Limit(_)));
         rig.write("proc/8/cgroup", "4:memory:/\n");
-        assert_eq!(rig.groups().of(8, 0), None, "everybody's");
+        assert_eq!(rig.of(8), None, "everybody's");
         rig.write("proc/8/cgroup", &format!("4:memory:/{}\n", "a/".repeat(MOST_PATH_BYTES / 2)));
         rig.write(&format!("cgroup/memory/{}x", "a/".repeat(MOST_PATH_BYTES / 2)), "");
-        assert_eq!(rig.groups().of(8, 0), None, "too long");
+        assert_eq!(rig.of(8), None, "too long");
     }
 
     #[test]
@@ -349,24 +382,28 @@ mod tests {
         }
         rig.write("cgroup/system.slice/memory.events", TWO);
         let groups = rig.groups();
-        assert_eq!(groups.of(7, 0).expect("found").own_name(), "/kubepods.slice/podB.slice/b.scope");
-        assert_eq!(groups.of(8, 0).expect("found").own_name(), "/kubepods.slice/podC.slice/c.scope");
-        assert_eq!(groups.of(9, 0), None, "never outside of the folder");
-        assert_eq!(groups.of(10, 0), None, "it has ended");
-        assert_eq!(Groups::new(rig.folder.path().join("proc"), None).of(7, 0), None, "off");
+        assert_eq!(found(&groups, 7).expect("found").own_name(), "/kubepods.slice/podB.slice/b.scope");
+        assert_eq!(found(&groups, 8).expect("found").own_name(), "/kubepods.slice/podC.slice/c.scope");
+        assert_eq!(found(&groups, 9), None, "never outside of the folder");
+        assert_eq!(found(&groups, 10), None, "it has ended");
+        assert_eq!(found(&Groups::new(rig.folder.path().join("proc"), None), 7), None, "off");
     }
 
     #[test]
-    fn walks_in_vain_end_the_search_for_a_minute() {
+    fn walks_in_vain_end_the_search_of_their_owner_for_a_minute() {
         let rig = Rig::new();
         rig.write("proc/7/cgroup", "0::/../../podB.slice/b.scope\n");
-        rig.write("cgroup/kubepods.slice/podA.slice/memory.events", TWO);
+        rig.write("proc/8/cgroup", "0::/../../../podC.slice/c.scope\n");
+        rig.write("cgroup/kubepods.slice/podC.slice/c.scope/memory.events", TWO);
         let (groups, minute) = (rig.groups(), 60 * SECOND_NS);
+        let (one, other) = (Owner::Address([10, 0, 0, 1].into()), Owner::Daemon);
         for _ in 0..MOST_MISSES {
-            assert_eq!(groups.of(7, minute), None, "it has no folder");
+            assert_eq!(groups.of(7, &one, minute), Search::Nowhere);
         }
         rig.write("cgroup/kubepods.slice/podB.slice/b.scope/memory.events", TWO);
-        assert_eq!(groups.of(7, 2 * minute - 1), None, "not searched");
-        assert_eq!(groups.of(7, 2 * minute).expect("found").own_name(), "/kubepods.slice/podB.slice/b.scope");
+        assert_eq!(groups.of(7, &one, 2 * minute - 1), Search::Later);
+        assert!(matches!(groups.of(8, &other, minute), Search::Found(_)), "another's misses cost it nothing");
+        let Search::Found(group) = groups.of(7, &one, 2 * minute) else { panic!("it was not searched again") };
+        assert_eq!(group.own_name(), "/kubepods.slice/podB.slice/b.scope");
     }
 }
