@@ -31,16 +31,34 @@ impl CodePages {
     }
 }
 
-/// Unmaps all pages of the program's code. Where the kernel does not say which these are, it does nothing.
+/// Unmaps all pages of the program's code. Where the kernel does not say which these are, or some are no longer as in the file, as
+/// with the breakpoints of a debugger or the probes of a tracer, it does nothing.
 #[cfg(target_os = "linux")]
 fn give_back() {
-    for (begin, end) in mappings() {
+    for (begin, end) in mappings().into_iter().filter(|(begin, end)| are_of_file(*begin, *end)) {
         // SAFETY: the addresses are a mapping of a file that cannot be written through it, so that each page is as in the file,
-        // and the kernel reads it from there when it is used again. What a debugger wrote there is lost.
+        // and the kernel reads it from there when it is used again.
         unsafe {
             libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTNEED);
         }
     }
+}
+
+/// Whether all pages between two addresses that are in memory are the file's: a page that was written to is the process's own.
+#[cfg(target_os = "linux")]
+fn are_of_file(begin: usize, end: usize) -> bool {
+    use std::os::unix::fs::FileExt as _;
+    const IS_HERE: u64 = 1 << 63;
+    const IS_OF_FILE: u64 = 1 << 61;
+    let page = rustix::param::page_size();
+    let mut entries = vec![0; (end - begin) / page * 8];
+    let Ok(pages) = std::fs::File::open("/proc/self/pagemap") else { return false };
+    let is_read = pages.read_exact_at(&mut entries, (begin / page * 8) as u64).is_ok();
+    let own = |entry: &[u8]| {
+        let entry = entry.try_into().map(u64::from_ne_bytes).unwrap_or(IS_HERE);
+        entry & IS_HERE != 0 && entry & IS_OF_FILE == 0
+    };
+    is_read && !entries.chunks(8).any(own)
 }
 
 /// As above, where the kernel has another meaning for it.
@@ -105,6 +123,17 @@ mod tests {
         pages.look();
         assert!(full - resident() > (end - begin) * 3 / 4);
         assert!(pages.next > Instant::now() + PERIOD / 2);
+        // As a debugger does it.
+        assert!(are_of_file(begin, end));
+        use std::os::unix::fs::FileExt as _;
+        let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem").expect("own memory");
+        let mut byte = [0];
+        memory.read_exact_at(&mut byte, end as u64 - 8).expect("mapped");
+        memory.write_all_at(&byte, end as u64 - 8).expect("the kernel lets a debugger write");
+        let full = resident();
+        give_back();
+        assert!(!are_of_file(begin, end), "a page is the process's own");
+        assert!(resident() > full - (end - begin) / 4, "nothing is unmapped");
     }
 
     #[test]
