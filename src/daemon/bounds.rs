@@ -8,6 +8,7 @@ use crate::config::Settings;
 use crate::metrics::MOST_LAYERS;
 use crate::web::{answers, serve};
 use highwater_analysis::report::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
+use highwater_core::detect::MOST_PHASES_BYTES;
 use highwater_core::gpu;
 use highwater_engine::intake::datagram::MOST_DATAGRAM_BYTES;
 use highwater_engine::intake::split::MOST_EVENT_BYTES;
@@ -44,8 +45,9 @@ const STACK: usize = 64 << 10;
 /// 256 active and 256 ended findings, each with its evidence and the texts of its first and last sign; an incident for each active
 /// one and 64 others, with a sentence for each kind of finding and its lists; and 512 and twice 128 counts with their subjects.
 const FINDINGS: usize = 512 * 4 * 1024 + (256 + 64) * 4 * 1024 + (512 + 2 * 128) * 512;
-/// State that detectors keep of one rank: baselines of some dozens of steps.
-const OF_RANK: usize = 4 << 10;
+/// State that detectors keep of one rank: room for 640 peaks of 16 bytes, 64 gaps, 32 names, four verdicts, and baselines of some
+/// dozens of steps.
+const OF_RANK: usize = 16 << 10;
 /// A connection's task and the TCP library's state for it, without its buffers.
 const CONNECTION: usize = 6 << 10;
 /// One point of power and utilization.
@@ -77,6 +79,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
             limits.ended_layer_bytes + limits.layer_bytes,
         ),
         ("detectors' baselines", limits.ranks * OF_RANK),
+        ("phases of current steps and of steps that wait for other ranks", MOST_PHASES_BYTES),
         ("findings", FINDINGS),
         ("processes of senders", MOST_PROCESSES * (3 * MOST_BYTES + 512) + MOST_UNLINKED * 160),
         ("control groups of senders", MOST_KILLS_BYTES),

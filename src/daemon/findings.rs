@@ -135,6 +135,16 @@ impl Played {
         (from_ns..from_ns + 60 * SECOND_NS).step_by(1_000_000).find(is_below).expect("it gets that full")
     }
 
+    /// Seconds that the job's ranks spent in steps after their warm-up, lost, and did not lose.
+    fn seconds_in_steps(&self) -> [f64; 3] {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        let usual = self.steps.iter().filter(|step| step.2 >= Settings::default().warm_up_steps);
+        let end_ns = START_NS + 3_600 * SECOND_NS;
+        let lost = self.detect.lost(end_ns).into_iter().map(|(_, lost_ns)| lost_ns).sum();
+        let productive = self.detect.productive(end_ns).into_iter().map(|(_, productive_ns)| productive_ns).sum();
+        [usual.map(|step| (step.4 - step.3) as f64 / 1e9).sum(), seconds(lost), seconds(productive)]
+    }
+
     fn kinds(&self) -> Vec<&'static str> {
         let mut kinds: Vec<_> = self.seen.iter().map(|(_, sign)| sign.kind.label()).collect();
         kinds.sort_unstable();
@@ -167,11 +177,12 @@ fn a_healthy_job_has_nothing() {
     let played = play(&training(""), 40);
     assert!(played.steps.len() > 100);
     assert_eq!(played.kinds(), [""; 0]);
-    let board = played.detect.board();
-    let ratios = board.ratios().values().next().expect("a rank");
+    let ratios = *played.detect.board().ratios().values().next().expect("a rank");
     assert!(ratios.comm_slowdown.is_some_and(|ratio| (0.5..1.5).contains(&ratio)), "{ratios:?}");
     assert!(ratios.data_stall.is_some_and(|share| share < 0.1), "{ratios:?}");
     assert_eq!(ratios.memory_full_seconds, None);
+    let [all, lost, productive] = played.seconds_in_steps();
+    assert!(lost == 0.0 && (0.97..=1.0001).contains(&(productive / all)), "{productive} of {all}");
 }
 
 #[test]
@@ -200,6 +211,8 @@ fn near_oom_is_reported_with_its_cause_and_who_waits() {
     // Ten seconds after the last sign all findings have ended.
     assert_eq!(played.detect.board().active().count(), 0);
     assert_eq!(played.detect.board().ended().count(), 3);
+    let [all, lost, productive] = played.seconds_in_steps();
+    assert!(lost > 2.0 && (0.97..=1.0001).contains(&((lost + productive) / all)), "{lost} + {productive} of {all}");
 }
 
 #[test]

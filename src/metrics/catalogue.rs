@@ -179,6 +179,8 @@ metrics! {
         "How often incidents were there: each time that one began or came back. A new series is 0 for two scrape intervals. The 128 series that changed last are kept.";
     JOB_LOST = Counter "highwater_job_lost_seconds_total" ["training_job", "namespace", "user", "cause"]
         "Time that ranks of the job on this node lost to incidents of a cause, summed over the ranks, as far as findings know it: docs/findings.md has what each counts. A new series is 0 for two scrape intervals. The 128 series that changed last are kept.";
+    JOB_PRODUCTIVE = Counter "highwater_job_productive_seconds_total" ["training_job", "namespace", "user"]
+        "Time that ranks of the job on this node spent in steps and did not lose, summed over the ranks: without the warm-up, checkpoints and evaluations, and less highwater_job_lost_seconds_total, which is taken from the steps that follow. A new series is 0 for two scrape intervals. The 128 series that changed last are kept.";
     COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["training_job", "rank", "namespace", "user"]
         "The last step's communication divided by the median of the rank's own healthy steps.";
     JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["training_job", "rank", "namespace", "user"]

@@ -1,4 +1,4 @@
-//! The samples of findings and incidents, of lost time, and of the ratios of each rank's last steps.
+//! The samples of findings and incidents, of lost and productive time, and of the ratios of each rank's last steps.
 
 use super::catalogue as c;
 use super::families::{Families, Labels};
@@ -26,9 +26,12 @@ pub(super) fn collect(detect: &Detect, now_ns: i64, out: &mut Families) {
     }
     for (lost, lost_ns) in detect.lost(now_ns) {
         let [job, namespace, user] = of_job(Some(&lost.job));
-        #[allow(clippy::cast_precision_loss, reason = "nanoseconds of a job, as seconds")]
-        let seconds = lost_ns as f64 / 1e9;
-        out.number(&c::JOB_LOST, Labels::found(&[&job, &namespace, &user, lost.cause.label()]), Some(seconds));
+        let labels = Labels::found(&[&job, &namespace, &user, lost.cause.label()]);
+        out.number(&c::JOB_LOST, labels, Some(seconds(lost_ns)));
+    }
+    for (job, productive_ns) in detect.productive(now_ns) {
+        let [job, namespace, user] = of_job(Some(&job));
+        out.number(&c::JOB_PRODUCTIVE, Labels::found(&[&job, &namespace, &user]), Some(seconds(productive_ns)));
     }
     let board = detect.board();
     out.count(&c::FINDINGS_DROPPED, (), Some(board.dropped()));
@@ -41,6 +44,11 @@ pub(super) fn collect(detect: &Detect, now_ns: i64, out: &mut Families) {
         out.number(&c::JOB_DATA_STALL, &labels, ratios.data_stall);
         out.number(&c::JOB_MEMORY_FULL, labels, ratios.memory_full_seconds);
     }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "nanoseconds of a job, as seconds")]
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
 }
 
 fn counted_labels(counted: &Counted) -> Labels {

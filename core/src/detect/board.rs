@@ -8,7 +8,7 @@
 use super::detector::Ratios;
 use super::finding::{Finding, FindingKind, Said, Severity, Sign, Subject};
 use super::incident::{Cause, Incident, Incidents};
-use super::tally::{Counted, Incurred, Lost, SubjectCounts};
+use super::tally::{Counted, Incurred, Lost, Productive, SubjectCounts};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
@@ -63,6 +63,7 @@ struct IncidentBook {
     incidents: Incidents,
     incurred: SubjectCounts<Incurred>,
     lost: SubjectCounts<Lost>,
+    productive: Productive,
 }
 
 impl IncidentBook {
@@ -82,6 +83,7 @@ impl IncidentBook {
         let Some(lost_ns) = lost_ns.and_then(|lost_ns| u64::try_from(lost_ns).ok()) else { return };
         self.incidents.lose(incident, lost_ns);
         if let Some(lost) = self.incidents.get(incident).and_then(Lost::of) {
+            self.productive.owe(&lost.job, lost_ns);
             self.lost.add(lost, lost_ns, now_ns);
         }
     }
@@ -272,6 +274,16 @@ impl Board {
         let mut counts: BTreeMap<Incurred, u64> = Cause::ALL.into_iter().map(none).collect();
         counts.extend(self.book.incurred.shown(now_ns, settle_ns));
         counts.into_iter().collect()
+    }
+
+    /// Adds the time that ranks of a job spent in steps, before the signs of these steps are taken.
+    pub(super) fn add_time(&mut self, job: &JobId, time_ns: u64, now_ns: i64) {
+        self.book.productive.add(job, time_ns, now_ns);
+    }
+
+    /// Nanoseconds in steps that were not lost, by job. A new count is returned as 0 for its first `settle_ns`.
+    pub(super) fn productive(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(JobId, u64)> {
+        self.book.productive.shown(now_ns, settle_ns)
     }
 
     /// Nanoseconds that ranks have lost, by job and cause. A new count is returned as 0 for its first `settle_ns`.

@@ -8,7 +8,7 @@ use super::finding::{FindingKind, Sign};
 use super::late::Late;
 use super::peers::Group;
 use super::stage_imbalance::StageImbalance;
-use super::steps::Step;
+use super::steps::{MOST_ALL_PHASES, Phase, Step, heaviest};
 use super::straggler::Straggler;
 use super::uneven_work::UnevenWork;
 use super::view::View;
@@ -22,7 +22,10 @@ const MOST_WAITING: usize = 8;
 /// How long a step waits for the others.
 const PATIENCE_NS: i64 = 10 * SECOND_NS;
 
-/// Puts the ranks of one step beside each other.
+/// How many phases take as much memory as a step without any.
+const STEP: usize = size_of::<Step>().div_ceil(size_of::<Phase>());
+
+/// Puts the ranks of one step beside each other. Steps that wait have at most [`MOST_ALL_PHASES`] phases.
 #[derive(Debug, Default)]
 pub(super) struct Compare {
     waiting: BTreeMap<JobId, VecDeque<Waiting>>,
@@ -88,13 +91,21 @@ impl Detector for Compare {
     }
 }
 
+impl Waiting {
+    /// How many phases its steps have; a step, and the names before it, count as some.
+    fn phases(&self) -> usize {
+        self.steps.iter().map(|step| STEP + step.phases.len() + step.before.len() / 4).sum()
+    }
+}
+
 impl Compare {
     fn add(&mut self, view: &View<'_>, step: &Step) {
         let Some(number) = step.number else { return };
         let waiting = self.waiting.entry(step.key.0.clone()).or_default();
-        let overlaps = |one: &Waiting| {
-            one.steps.iter().all(|other| other.begin_ns <= step.end_ns && step.begin_ns <= other.end_ns)
-        };
+        // A rank is in each of them once.
+        let fits =
+            |other: &Step| other.key != step.key && other.begin_ns <= step.end_ns && step.begin_ns <= other.end_ns;
+        let overlaps = |one: &Waiting| one.steps.iter().all(fits);
         let known = waiting.iter_mut().find(|one| one.number == number && overlaps(one));
         match known {
             Some(one) => one.steps.push(step.clone()),
@@ -115,7 +126,21 @@ impl Compare {
                 complete.extend(waiting.pop_front().map(|one| one.steps));
             }
         }
+        complete.extend(std::iter::from_fn(|| self.give_way()));
         complete
+    }
+
+    /// While steps that wait have too many phases: the first step of the job that has most, of the owner that has most.
+    fn give_way(&mut self) -> Option<Vec<Step>> {
+        let each =
+            || self.waiting.iter().map(|(job, waiting)| (job, waiting.iter().map(Waiting::phases).sum::<usize>()));
+        if each().map(|(_, phases)| phases).sum::<usize>() <= MOST_ALL_PHASES {
+            return None;
+        }
+        let owner = heaviest(each().map(|(job, phases)| (job.scope().clone(), phases)))?;
+        let own = each().filter(|(job, _)| *job.scope() == owner);
+        let job = own.max_by_key(|(_, phases)| *phases)?.0.clone();
+        Some(self.waiting.get_mut(&job)?.pop_front()?.steps)
     }
 
     /// Notes who was compared.
@@ -124,5 +149,52 @@ impl Compare {
             let is_compared = group.alike.iter().any(|one| one.members.len() > 1 && one.members.contains(&position));
             self.compared.insert(step.key.clone(), is_compared);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+    use crate::scope::Scope;
+
+    #[test]
+    fn steps_that_wait_give_way_by_owner_where_they_have_too_many_phases() {
+        let (mut hand, mut compare) = (Hand::new(0), Compare::default());
+        let phases: Vec<(&str, i64)> = (0..500).map(|_| ("forward", 0)).collect();
+        let of = |user: &str, rank: usize, nth: u64| {
+            let mut step = Hand::step(rank, nth, 0, &phases);
+            step.key.0 = JobId::new(Scope::User(user.into()), "j");
+            step
+        };
+        // Of each job, one rank never ends its step.
+        let all = [("1000", 3), ("1001", 120)].map(|(user, ranks)| (0..ranks).map(move |rank| of(user, rank, 1)));
+        for step in all.into_iter().flatten() {
+            hand.ranks.push(super::super::view::RankNow { key: step.key.clone(), ..Hand::rank_on(0) });
+        }
+        let ends: Vec<Step> = hand
+            .ranks
+            .iter()
+            .filter(|rank| rank.key.1 > 0)
+            .map(|rank| rank.key.clone())
+            .map(|key| Step { key: key.clone(), ..of("", 0, 1) })
+            .collect();
+        hand.steps_end(&mut compare, ends);
+        let waiting: Vec<_> = compare
+            .waiting
+            .iter()
+            .map(|(job, waiting)| (job.scope().user().expect("one").to_owned(), waiting.len()))
+            .collect();
+        assert_eq!(waiting, [("1000".to_owned(), 1), ("1001".to_owned(), 0)]);
+        assert_eq!(compare.waiting.values().flatten().map(Waiting::phases).sum::<usize>(), 2 * (STEP + 500));
+    }
+
+    #[test]
+    fn a_rank_that_ends_the_same_step_again_and_again_waits_once_in_each() {
+        let (mut hand, mut compare) = (Hand::with_ranks(2), Compare::default());
+        let again = (0..1_000).map(|_| Hand::step(0, 7, 0, &[("forward", 10)])).collect();
+        hand.steps_end(&mut compare, again);
+        let waiting: Vec<usize> = compare.waiting.values().flatten().map(|one| one.steps.len()).collect();
+        assert_eq!(waiting, [1; MOST_WAITING]);
     }
 }

@@ -219,6 +219,10 @@ impl fmt::Display for HumanBytes {
         const MIB: f64 = 1_048_576.0;
         if self.0.abs() >= 1024.0 * MIB {
             write!(f, "{:.1} GiB", self.0 / 1024.0 / MIB)
+        } else if self.0 != 0.0 && self.0.abs() < MIB {
+            write!(f, "{:.0} KiB", self.0 * 1024.0 / MIB)
+        } else if self.0.abs() < 10.0 * MIB && self.0 % MIB != 0.0 {
+            write!(f, "{:.1} MiB", self.0 / MIB)
         } else {
             write!(f, "{:.0} MiB", self.0 / MIB)
         }
@@ -261,8 +265,8 @@ mod tests {
     fn numbers_for_people_are_in_the_unit_that_keeps_them_short() {
         let gib = 1_073_741_824.0;
         assert_eq!(
-            [0.0, 5e6, gib - 1e6, gib, 1.5 * gib].map(|bytes| HumanBytes(bytes).to_string()),
-            ["0 MiB", "5 MiB", "1023 MiB", "1.0 GiB", "1.5 GiB"]
+            [0.0, 5e5, 2e6, 2_097_152.0, 5e7, gib - 1e6, gib, 1.5 * gib].map(|bytes| HumanBytes(bytes).to_string()),
+            ["0 MiB", "488 KiB", "1.9 MiB", "2 MiB", "48 MiB", "1023 MiB", "1.0 GiB", "1.5 GiB"]
         );
         let spans = [40, 999, 1_000, 119_900, 120_000, 7_199_000, 7_200_000]
             .map(|ms| HumanDuration(ms * 1_000_000).to_string());

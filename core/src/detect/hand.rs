@@ -99,6 +99,7 @@ impl Hand {
             end_ns,
             gpus,
             phases,
+            before: Vec::new(),
             peak_bytes,
             rise_bytes,
             idle_ns,

@@ -27,6 +27,7 @@ pub(super) struct InputStall {
 
 #[derive(Debug, Clone, Copy)]
 struct Waited {
+    begin_ns: i64,
     step_ns: i64,
     stalled_ns: i64,
     is_idle_known: bool,
@@ -47,7 +48,8 @@ impl Detector for InputStall {
                 continue;
             }
             let stalled_ns = step.idle_ns.map_or(data_ns, |idle_ns| data_ns.min(idle_ns));
-            steps.push_back(Waited { step_ns: step.length_ns(), stalled_ns, is_idle_known: step.idle_ns.is_some() });
+            let (begin_ns, step_ns, is_idle_known) = (step.begin_ns, step.length_ns(), step.idle_ns.is_some());
+            steps.push_back(Waited { begin_ns, step_ns, stalled_ns, is_idle_known });
             while steps.len() > STEPS {
                 steps.pop_front();
             }
@@ -77,6 +79,12 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
     let lasting = share(steps.iter()).filter(|_| steps.len() >= STEPS);
     let sudden = sudden.filter(|share| *share >= (2.0 * least).min(MOST_SHARE));
     let found = sudden.or(lasting.filter(|share| *share >= least))?;
+    // The earliest step that stalls, and from which on the steps together do.
+    let stalls = |from: usize| {
+        let own = share(steps.iter().skip(from).take(1));
+        own.zip(share(steps.iter().skip(from))).is_some_and(|(own, all)| own >= least && all >= least)
+    };
+    let onset = (0..steps.len()).find(|from| stalls(*from)).and_then(|from| steps.get(from));
     let is_idle_known = steps.iter().all(|step| step.is_idle_known);
     let stalled_ns: i64 = steps.iter().map(|step| step.stalled_ns).sum();
     let (job, rank) = (&step.key.0, step.key.1);
@@ -86,7 +94,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
         subject: Subject { gpu: step.gpus.first().copied(), job: Some(job.clone()), rank: Some(rank) },
         severity: Severity::Warning,
         certainty: if is_idle_known { Certainty::Observed } else { Certainty::Suspected },
-        begin_ns: step.begin_ns,
+        begin_ns: onset.map_or(step.begin_ns, |onset| onset.begin_ns),
         until_ns: view.now_ns + view.settings.hold_ns,
         step: step.number,
         code: None,
@@ -140,6 +148,20 @@ mod tests {
         assert_eq!(reported((0..24).map(|nth| step(nth, if nth < 6 { 58 } else { 24 }))), [(12, 0.342), (13, 0.308)]);
         let at_last = reported((0..9).map(|nth| step(nth, if nth < 7 { 0 } else { 70 })));
         assert_eq!(at_last, [(8, 0.7)]);
+    }
+
+    #[test]
+    fn a_stall_began_with_the_first_step_that_stalled_of_those_that_do_together() {
+        let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
+        let mut began = |nth: u64, data_ms| {
+            let begin_ns = i64::try_from(nth).expect("small") * 100 * MILLISECOND_NS;
+            let step = Step { begin_ns, end_ns: begin_ns + 100 * MILLISECOND_NS, ..step(nth, data_ms) };
+            hand.steps_end(&mut detector, vec![step]).pop().map(|sign| sign.begin_ns / 100 / MILLISECOND_NS)
+        };
+        // Once by chance, and for good from the twentieth on.
+        let began: Vec<_> = (0..30).map(|nth| began(nth, if nth == 12 || nth >= 20 { 40 } else { 2 })).collect();
+        assert_eq!(began.iter().flatten().collect::<Vec<_>>(), [&20, &20, &20]);
+        assert_eq!(began.iter().position(Option::is_some), Some(27));
     }
 
     #[test]

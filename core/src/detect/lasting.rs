@@ -1,4 +1,4 @@
-//! Whether a lag lasts: in each of the last steps by about as much, or in most of many.
+//! Whether a lag lasts, in each of the last steps by about as much, or in most of many, and since when.
 
 use std::collections::VecDeque;
 
@@ -9,13 +9,13 @@ const STEADY_SPREAD: f64 = 0.5;
 pub(super) const STEPS: usize = 20;
 const LAGGING_STEPS: usize = 15;
 
-/// By how much something lagged in each of its last steps; 1 where it did not.
+/// By how much something lagged in each of its last steps, 1 where it did not, and when the step began.
 #[derive(Debug, Default)]
-pub(super) struct Lags(VecDeque<f64>);
+pub(super) struct Lags(VecDeque<(f64, i64)>);
 
 impl Lags {
-    pub fn push(&mut self, ratio: f64) {
-        self.0.push_back(ratio);
+    pub fn push(&mut self, ratio: f64, begin_ns: i64) {
+        self.0.push_back((ratio, begin_ns));
         while self.0.len() > STEPS {
             self.0.pop_front();
         }
@@ -26,16 +26,27 @@ impl Lags {
     }
 
     pub fn is_lasting(&self) -> bool {
-        let lagging = self.0.iter().filter(|ratio| **ratio > 1.0).count();
+        let lagging = self.0.iter().filter(|(ratio, _)| *ratio > 1.0).count();
         if lagging >= LAGGING_STEPS {
             return true;
         }
-        let last: Vec<f64> = self.0.iter().rev().take(STEADY_STEPS).copied().collect();
+        let last: Vec<f64> = self.0.iter().rev().take(STEADY_STEPS).map(|(ratio, _)| *ratio).collect();
         let (least, most) =
             last.iter().fold((f64::MAX, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
         #[allow(clippy::cast_precision_loss, reason = "five steps")]
         let mean = last.iter().sum::<f64>() / last.len().max(1) as f64;
         last.len() == STEADY_STEPS && least > 1.0 && most - least <= STEADY_SPREAD * (mean - 1.0)
+    }
+
+    /// When the lag began: with the earliest known step that lags and from which on three of four do.
+    pub fn onset_ns(&self) -> Option<i64> {
+        let mut lagging = 0;
+        let from_newest = self.0.iter().rev().zip(1..).filter_map(|((ratio, begin_ns), steps)| {
+            let lags = *ratio > 1.0;
+            lagging += usize::from(lags);
+            (lags && lagging * STEPS >= steps * LAGGING_STEPS).then_some(*begin_ns)
+        });
+        from_newest.last()
     }
 }
 
@@ -43,9 +54,25 @@ impl Lags {
 mod tests {
     use super::*;
 
+    /// Steps that begin at 0, 1, 2 and so on.
+    fn lags(ratios: &[f64]) -> Lags {
+        Lags(ratios.iter().copied().zip(0..).collect())
+    }
+
+    #[test]
+    fn a_lag_began_with_the_first_step_from_which_on_three_of_four_lag() {
+        let onset = |ratios: &[f64]| lags(ratios).onset_ns();
+        assert_eq!((onset(&[]), onset(&[1.0; 3]), onset(&[1.0, 1.0, 1.3, 1.3, 1.3, 1.3, 1.3])), (None, None, Some(2)));
+        assert_eq!(onset(&[1.3, 1.0, 1.0, 1.3, 1.3, 1.3]), Some(3), "once before, by chance");
+        assert_eq!(onset(&[1.0, 1.3, 1.0, 1.3, 1.3, 1.3]), Some(1));
+        let mut long = Lags::default();
+        (0..50).for_each(|nth| long.push(1.3, nth));
+        assert_eq!(long.onset_ns(), Some(30), "as far as is known");
+    }
+
     #[test]
     fn five_steps_by_about_as_much_or_fifteen_of_twenty_last() {
-        let lasts = |ratios: &[f64]| Lags(ratios.iter().copied().collect()).is_lasting();
+        let lasts = |ratios: &[f64]| lags(ratios).is_lasting();
         assert!(lasts(&[1.3; 5]) && !lasts(&[1.3; 4]) && !lasts(&[]));
         assert!(!lasts(&[1.3, 1.3, 1.0, 1.3, 1.3]) && lasts(&[1.0, 1.3, 1.3, 1.3, 1.3, 1.3]));
         // Apart by half of their mean lag, and by more.

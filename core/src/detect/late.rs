@@ -106,6 +106,8 @@ struct Block {
     /// The last block's verdict, and in how many blocks in a row it was the same.
     verdict: Option<(RankKey, Why)>,
     blocks: u32,
+    /// When the first of these began.
+    since_ns: i64,
 }
 
 /// Why a rank is late.
@@ -133,6 +135,8 @@ struct Found<'a> {
     step_ns: i64,
     /// How many steps it is about.
     steps: usize,
+    /// Since when it is late.
+    begin_ns: i64,
     /// For how long at least the finding goes on without another sign.
     hold_ns: i64,
     evidence: Vec<Evidence>,
@@ -219,11 +223,14 @@ impl Late {
         for (member, found) in group.members.iter().zip(&late) {
             let slowdown = found.as_ref().and_then(|found| ratio(found.step_ns, found.step_ns - found.lag_ns));
             let recent = &mut self.ranks.entry(member.step.key.clone()).or_default().recent;
-            recent.push(slowdown.unwrap_or(1.0));
+            recent.push(slowdown.unwrap_or(1.0), member.step.begin_ns);
         }
-        let is_lasting =
-            |found: &Found<'_>| self.ranks.get(&found.member.step.key).is_some_and(|known| known.recent.is_lasting());
-        let mut lasting = late.into_iter().flatten().filter(is_lasting);
+        let since = |found: Found<'a>| {
+            let recent = &self.ranks.get(&found.member.step.key)?.recent;
+            let begin_ns = recent.onset_ns().unwrap_or(found.begin_ns);
+            recent.is_lasting().then_some(Found { begin_ns, ..found })
+        };
+        let mut lasting = late.into_iter().flatten().filter_map(since);
         lasting.next().filter(|_| lasting.next().is_none())
     }
 
@@ -256,7 +263,11 @@ impl Late {
         let block = self.jobs.get_mut(job)?;
         let found = means.and_then(|means| by_device(view, group, &means, block));
         let verdict = found.as_ref().map(|found| (found.member.step.key.clone(), found.why.clone()));
-        block.blocks = if verdict.is_some() && verdict == block.verdict { block.blocks + 1 } else { 1 };
+        if verdict.is_some() && verdict == block.verdict {
+            block.blocks += 1;
+        } else {
+            (block.blocks, block.since_ns) = (1, begin_ns);
+        }
         block.verdict = verdict;
         if found.is_none() {
             block.healthy_ns.push_front(block.step_ns);
@@ -267,7 +278,7 @@ impl Late {
         let collected_ns =
             |member: &Member<'_>| self.ranks.get(&member.step.key).map_or(0, |known| known.collected_ns / steps);
         let found = found.filter(|_| block.blocks >= if is_even { BLOCKS } else { UNEVEN_BLOCKS });
-        found.map(|found| found.explained(group, collected_ns))
+        found.map(|found| Found { begin_ns: block.since_ns, ..found.explained(group, collected_ns) })
     }
 
     /// What the GPU of a rank did on average; `None` if it has several, or too few readings.
@@ -454,6 +465,7 @@ fn by_marks<'a>(settings: &Settings, lengths: &Lengths, own: &Phases, member: &'
         lag_ns,
         step_ns,
         steps: 1,
+        begin_ns: member.step.begin_ns,
         hold_ns: 0,
         evidence: vec![Evidence { name: "peers_waited_seconds", value: seconds(waited_ns) }],
         numbers: format!(
@@ -509,6 +521,7 @@ fn by_device<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &
         lag_ns,
         step_ns: block.step_ns,
         steps: block.steps,
+        begin_ns: block.begin_ns,
         // The next block may take as long.
         hold_ns: 2 * (view.now_ns - block.begin_ns),
         evidence: vec![
@@ -605,7 +618,7 @@ impl Found<'_> {
             subject: Subject { gpu: step.gpus.first().copied(), job: Some(job.clone()), rank: Some(rank) },
             severity: Severity::Warning,
             certainty: self.certainty,
-            begin_ns: step.begin_ns,
+            begin_ns: self.begin_ns,
             until_ns: view.now_ns + view.settings.hold_ns.max(self.hold_ns),
             step: step.number,
             code: None,
@@ -697,6 +710,7 @@ mod tests {
             assert!(signs[0].text.why.contains("more in backward"), "{}", signs[0].text.why);
             let lag_ms = if late == LATE_FORWARD { 25 } else { 28 };
             assert_eq!(signs[0].lost_ns, Some(lag_ms * MILLISECOND_NS), "by its one peer, in one step");
+            assert_eq!(signs[0].begin_ns, SECOND_NS + 3 * 130 * MILLISECOND_NS, "the first after the warm-up");
             assert!(Hand::ratios(&detector, 1).compute_lag.is_some_and(|ratio| (1.2..1.3).contains(&ratio)));
             assert_eq!(Hand::ratios(&detector, 0).compute_lag, None);
         }
@@ -895,6 +909,7 @@ mod tests {
                 (Some(22), Certainty::Suspected),
                 "two blocks after the warm-up"
             );
+            assert_eq!(signs[0].begin_ns, SECOND_NS + 3 * 130 * MILLISECOND_NS, "since the first of them");
             assert!(signs[0].text.what.contains(why), "{}", signs[0].text.what);
         }
     }

@@ -31,6 +31,7 @@ mod low_headroom;
 mod memory_growth;
 mod oom;
 mod pcie_degraded;
+mod peaks;
 mod peers;
 #[cfg(test)]
 mod pipelines;
@@ -42,6 +43,7 @@ mod straggler;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod trend;
 mod uneven_work;
 mod view;
 mod work;
@@ -52,6 +54,7 @@ pub use detector::{Looked, Ratios};
 pub use finding::{Certainty, Evidence, Finding, FindingKind, Said, Severity, Sign, Subject, Text};
 pub use incident::{Cause, Concerned, Incident, KindFound};
 pub use settings::Settings;
+pub use steps::MOST_PHASES_BYTES;
 pub use tally::{Counted, Incurred, Lost};
 
 use crate::clock::SECOND_NS;
@@ -165,6 +168,12 @@ impl Detect {
         self.board().lost(now_ns, self.settle_ns())
     }
 
+    /// Nanoseconds that ranks have spent in steps and not lost, summed over them, by job, as metrics show it at a time.
+    #[must_use]
+    pub fn productive(&self, now_ns: i64) -> Vec<(JobId, u64)> {
+        self.board().productive(now_ns, self.settle_ns())
+    }
+
     fn settle_ns(&self) -> i64 {
         self.scrapes().known_interval_ns() * SETTLE_INTERVALS
     }
@@ -226,10 +235,24 @@ impl Detect {
         let mut board = self.board();
         board.set_ratios(ratios);
         board.keep_lost(&state.uuids, now_ns);
+        for (job, time_ns) in self.time_in_steps(&steps) {
+            board.add_time(job, time_ns, now_ns);
+        }
         board.update(signs, now_ns, |gpu| {
             let device = &join.gpus().get(gpu)?.device;
             Some((device.index.clone(), device.uuid.clone()))
         })
+    }
+
+    /// The time that ranks spent in these steps, by job: without the warm-up, and without phases that only refill the GPU, as
+    /// checkpoints.
+    fn time_in_steps<'a>(&self, steps: &'a [steps::Step]) -> BTreeMap<&'a JobId, u64> {
+        let mut times: BTreeMap<&JobId, u64> = BTreeMap::new();
+        for step in steps.iter().filter(|step| step.nth >= self.settings.warm_up_steps) {
+            let time_ns = step.length_ns() - step.time_in(&self.settings.refill_phases).unwrap_or(0);
+            *times.entry(&step.key.0).or_default() += u64::try_from(time_ns).unwrap_or(0);
+        }
+        times
     }
 
     /// Ends findings that run out while there is no node.

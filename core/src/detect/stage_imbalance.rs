@@ -19,7 +19,7 @@ pub(super) const COSTLY: f64 = 1.1;
 /// The longest stage of each job's last steps.
 #[derive(Debug, Default)]
 pub(super) struct StageImbalance {
-    jobs: BTreeMap<JobId, VecDeque<(u32, f64)>>,
+    jobs: BTreeMap<JobId, VecDeque<(u32, f64, i64)>>,
     /// Steps of ranks: all of a step's ranks are judged or none.
     pub looked: Looked,
 }
@@ -52,16 +52,17 @@ impl StageImbalance {
             return;
         }
         let is_lagging = longest.ratio >= view.settings.lag && longest.ns() >= view.settings.lag_ns;
-        recent.push_back((longest.stage, if is_lagging { longest.ratio } else { 1.0 }));
+        recent.push_back((longest.stage, if is_lagging { longest.ratio } else { 1.0 }, step.begin_ns));
         while recent.len() > STEPS {
             recent.pop_front();
         }
         let mut lags = Lags::default();
-        for (stage, ratio) in recent {
-            lags.push(if *stage == longest.stage { *ratio } else { 1.0 });
+        for (stage, ratio, begin_ns) in recent {
+            lags.push(if *stage == longest.stage { *ratio } else { 1.0 }, *begin_ns);
         }
         if is_lagging && lags.is_lasting() {
-            signs.push(longest.sign(view, group, &step.key.0));
+            let begin_ns = lags.onset_ns().unwrap_or(step.begin_ns);
+            signs.push(Sign { begin_ns, ..longest.sign(view, group, &step.key.0) });
         }
     }
 }

@@ -1,19 +1,23 @@
 //! Whole steps, put together from the phases that ended inside them.
 //!
 //! Enters: attributed steps and phases in the order in which they were attributed. Leaves: one [`Step`] for each step
-//! that ended, with its phases, its memory and its allocator's retries. Invariants: the numbers of ranks and of phases of a
-//! step are bounded; a rank whose step numbers begin again, or that has paused for long, begins a new run.
+//! that ended, with its phases, its memory and its allocator's retries. Invariants: the numbers of ranks, of phases of a step and
+//! of phases of all current steps are bounded, and where these are too many, the owner that has most loses its own; a rank whose
+//! step numbers begin again, or that has paused for long, begins a new run.
 
 use super::settings::Settings;
 use crate::clock::SECOND_NS;
 use crate::jobs::Attributes;
 use crate::phases::{Attributed, PhaseMemory, RankKey};
+use crate::scope::Scope;
 use crate::wire::{Kind, Memory, Scalar};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Phases of one step that are looked at; more are left out.
 const MOST_PHASES: usize = 512;
+/// Phases of all current steps.
+pub const MOST_ALL_PHASES: usize = 16 << 10;
 /// Ranks that are followed; the daemon knows no more.
 const MOST_RANKS: usize = 1024;
 /// Steps that begin this long after the last one ended are another run.
@@ -21,6 +25,9 @@ const PAUSE_NS: i64 = 60 * SECOND_NS;
 
 /// More seconds than this in the garbage collector are no number of a step.
 const MOST_COLLECTED_S: f64 = 86_400.0;
+
+/// Bytes of the phases of current steps, with room for as many again, and of steps that wait for those of other ranks.
+pub const MOST_PHASES_BYTES: usize = 3 * MOST_ALL_PHASES * size_of::<Phase>();
 
 /// One phase of a step.
 #[derive(Debug, Clone)]
@@ -44,6 +51,8 @@ pub(super) struct Step {
     /// Positions of its GPUs.
     pub gpus: Vec<usize>,
     pub phases: Vec<Phase>,
+    /// Names of phases between the step before and this one.
+    pub before: Vec<Arc<str>>,
     /// The highest memory on any of its GPUs, bytes.
     pub peak_bytes: Option<u64>,
     /// How far memory rose above its begin, bytes, on the GPU where it rose most.
@@ -108,10 +117,21 @@ pub(super) fn is_one_of(name: &str, names: &[String]) -> bool {
     names.iter().any(|one| one == name)
 }
 
+/// The owner whose amounts are the most together.
+pub(super) fn heaviest(amounts: impl Iterator<Item = (Scope, usize)>) -> Option<Scope> {
+    let mut owners: BTreeMap<Scope, usize> = BTreeMap::new();
+    for (owner, amount) in amounts {
+        *owners.entry(owner).or_default() += amount;
+    }
+    owners.into_iter().max_by_key(|(_, amount)| *amount).map(|(owner, _)| owner)
+}
+
 /// What is known of each rank's current step.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     ranks: BTreeMap<RankKey, Under>,
+    /// Phases of all ranks.
+    phases: usize,
 }
 
 #[derive(Debug, Default)]
@@ -122,6 +142,8 @@ struct Under {
     steps: u64,
     last_number: Option<u64>,
     last_end_ns: i64,
+    /// When its last phase ended, kept or not.
+    last_phase_ns: i64,
 }
 
 impl Steps {
@@ -138,15 +160,22 @@ impl Steps {
             Kind::Layer => None,
             Kind::Phase => {
                 under.left_out |= under.phases.len() >= MOST_PHASES;
+                under.last_phase_ns = end_ns;
                 if !under.left_out {
                     let retries = [ended.open.memory, ended.memory].map(|memory| memory?.alloc_retries);
                     under.phases.push(Phase { name: Arc::clone(&ended.open.name), begin_ns, end_ns, retries });
+                    self.phases += 1;
+                }
+                if self.phases > MOST_ALL_PHASES {
+                    self.give_way();
                 }
                 None
             }
             Kind::Step => {
                 let is_whole = !std::mem::take(&mut under.left_out);
-                let phases = under.close(begin_ns, end_ns, ended.open.step);
+                let had = under.phases.len();
+                let (before, phases) = under.close(begin_ns, end_ns, ended.open.step);
+                self.phases -= had - under.phases.len();
                 let nth = under.steps;
                 under.steps += 1;
                 let retries = rise(ended.open.memory, ended.memory, &phases);
@@ -156,6 +185,7 @@ impl Steps {
                     begin_ns,
                     end_ns,
                     phases,
+                    before,
                     retries,
                     is_whole,
                     ..memory(attributed)
@@ -172,24 +202,62 @@ impl Steps {
 
     /// Forgets ranks of which nothing ended since a moment.
     pub fn forget_before(&mut self, before_ns: i64) {
-        self.ranks.retain(|_, under| {
-            under.last_end_ns >= before_ns || under.phases.last().is_some_and(|phase| phase.end_ns >= before_ns)
-        });
+        self.ranks.retain(|_, under| under.last_end_ns.max(under.last_phase_ns) >= before_ns);
+        self.phases = self.ranks.values().map(|under| under.phases.len()).sum();
+    }
+
+    /// Forgets the phases of the rank that has most, of the owner that has most.
+    fn give_way(&mut self) {
+        let each = self.ranks.iter().map(|(key, under)| (key.0.scope().clone(), under.phases.len()));
+        let Some(owner) = heaviest(each) else { return };
+        let own = self.ranks.iter_mut().filter(|(key, _)| *key.0.scope() == owner);
+        if let Some((_, under)) = own.max_by_key(|(_, under)| under.phases.len()) {
+            self.phases -= std::mem::take(&mut under.phases).len();
+            under.left_out = true;
+        }
     }
 }
 
 impl Under {
-    /// Returns the phases inside the step that ends. Restarts the count of steps if the step begins a new run.
-    fn close(&mut self, begin_ns: i64, end_ns: i64, number: Option<u64>) -> Vec<Phase> {
+    /// Returns the names of the phases between the last step and the one that ends, and the phases inside this. Restarts the count
+    /// of steps if the step begins a new run.
+    fn close(&mut self, begin_ns: i64, end_ns: i64, number: Option<u64>) -> (Vec<Arc<str>>, Vec<Phase>) {
         let again = number.is_some() && number <= self.last_number;
-        if again || begin_ns - self.last_end_ns > PAUSE_NS {
+        if again || self.has_paused(begin_ns) {
             self.steps = 0;
         }
-        (self.last_number, self.last_end_ns) = (number, end_ns);
+        let last_end_ns = std::mem::replace(&mut self.last_end_ns, end_ns);
+        self.last_number = number;
         let (inside, rest): (Vec<Phase>, Vec<Phase>) =
             self.phases.drain(..).partition(|phase| phase.begin_ns >= begin_ns && phase.end_ns <= end_ns);
-        self.phases = rest.into_iter().filter(|phase| phase.end_ns > end_ns).collect();
-        inside
+        let mut before: Vec<Arc<str>> = Vec::new();
+        for phase in rest {
+            if phase.end_ns > end_ns {
+                self.phases.push(phase);
+            } else if phase.begin_ns >= last_end_ns && phase.end_ns <= begin_ns && !before.contains(&phase.name) {
+                before.push(phase.name);
+            }
+        }
+        (before, inside)
+    }
+}
+
+impl Under {
+    /// Whether nothing was marked for long between the last step and one that begins now. An evaluation of minutes is no pause.
+    fn has_paused(&self, begin_ns: i64) -> bool {
+        if begin_ns - self.last_end_ns <= PAUSE_NS {
+            return false;
+        }
+        let before = self.phases.iter().filter(|phase| phase.begin_ns < begin_ns);
+        let mut between: Vec<(i64, i64)> = before.map(|phase| (phase.begin_ns, phase.end_ns)).collect();
+        between.push((begin_ns, begin_ns));
+        between.sort_unstable();
+        let mut marked_ns = self.last_end_ns;
+        between.into_iter().any(|(from_ns, to_ns)| {
+            let is_pause = from_ns - marked_ns > PAUSE_NS;
+            marked_ns = marked_ns.max(to_ns);
+            is_pause
+        })
     }
 }
 
@@ -215,6 +283,7 @@ fn memory(attributed: &Attributed) -> Step {
         end_ns: 0,
         gpus: gpus.iter().map(|gpu| gpu.gpu).collect(),
         phases: Vec::new(),
+        before: Vec::new(),
         peak_bytes: gpus.iter().filter_map(|gpu| gpu.peak_bytes).max(),
         rise_bytes: gpus.iter().filter_map(rise).max(),
         idle_ns: gpus.iter().filter_map(idle).max(),
@@ -397,5 +466,69 @@ mod tests {
         assert_eq!(steps.ranks.keys().collect::<Vec<_>>(), [&key(0)], "its phase is younger");
         steps.forget_before(3_001);
         assert!(steps.ranks.is_empty());
+    }
+
+    #[test]
+    fn an_evaluation_of_minutes_is_no_pause_and_what_was_between_two_steps_is_known() {
+        let mut steps = Steps::default();
+        let at = |seconds: i64| seconds * SECOND_NS;
+        assert_eq!(step_of(&mut steps, 0, 0, at(100), at(101)).nth, 0);
+        for (name, from_s, to_s) in [("eval", 101, 300), ("save", 310, 320), ("eval", 330, 331), ("forward", 332, 333)]
+        {
+            phase(&mut steps, name, at(from_s), at(to_s));
+        }
+        // One phase of the step begins long after it.
+        phase(&mut steps, "late", at(500), at(501));
+        let step = step_of(&mut steps, 0, 1, at(332), at(502));
+        assert_eq!((step.nth, step.phases.len()), (1, 2));
+        assert_eq!(step.before.iter().map(|name| &**name).collect::<Vec<_>>(), ["eval", "save"]);
+        phase(&mut steps, "load", at(600), at(610));
+        let step = step_of(&mut steps, 0, 2, at(610), at(611));
+        assert_eq!((step.nth, step.before.len()), (0, 1), "nothing was marked for more than a minute");
+    }
+
+    #[test]
+    fn a_first_step_whose_phases_gave_way_is_not_whole_either() {
+        let mut steps = Steps::default();
+        let of = |steps: &mut Steps, kind, rank, at_ns| {
+            steps.take(&attributed(ended(kind, rank, "phase", Some(1), at_ns, at_ns)))
+        };
+        for nth in 0..=MOST_ALL_PHASES as i64 {
+            assert!(
+                of(&mut steps, Kind::Phase, usize::from(nth >= 500) * (1 + nth as usize / 400), 1_000 + nth).is_none()
+            );
+        }
+        steps.forget_before(1_000);
+        let whole = (0..50).filter_map(|rank| of(&mut steps, Kind::Step, rank, 20_000)).filter(|step| step.is_whole);
+        assert!(whole.count() < 50 && steps.phases == 0);
+    }
+
+    #[test]
+    fn where_all_steps_have_too_many_phases_the_owner_with_most_loses_those_of_its_largest_rank() {
+        let mut steps = Steps::default();
+        let mut of = |user: &str, kind: Kind, rank: usize, name: &str, at_ns: i64| {
+            let job = crate::jobs::JobId::new(Scope::User(user.into()), "j");
+            let ended = crate::jobs::Ended { job, ..ended(kind, rank, name, Some(1), at_ns, at_ns) };
+            let step = steps.take(&attributed(ended));
+            assert!(steps.phases <= MOST_ALL_PHASES);
+            assert_eq!(steps.phases, steps.ranks.values().map(|under| under.phases.len()).sum::<usize>());
+            step
+        };
+        for nth in 0..500 {
+            (0..8).for_each(|rank| drop(of("1000", Kind::Phase, rank, "forward", nth)));
+        }
+        for nth in 0..500 {
+            (0..200).for_each(|rank| drop(of("1001", Kind::Phase, rank, "flood", nth)));
+        }
+        let whole = |step: Option<Step>| step.map(|step| (step.is_whole, step.phases.len()));
+        let mut end = |user, rank| {
+            let ended = ended(Kind::Step, rank, "step", Some(1), 0, 1_000);
+            let job = crate::jobs::JobId::new(Scope::User(String::from(user).into()), "j");
+            whole(steps.take(&attributed(crate::jobs::Ended { job, ..ended })))
+        };
+        assert!((0..8).all(|rank| end("1000", rank) == Some((true, 500))), "another's flood costs it nothing");
+        let floods: Vec<_> = (0..200).filter_map(|rank| end("1001", rank)).collect();
+        assert!(floods.iter().any(|(is_whole, _)| !is_whole), "{floods:?}");
+        assert_eq!(steps.phases, 0);
     }
 }

@@ -74,21 +74,22 @@ impl Straggler {
         let mut lasting = Vec::new();
         for lag in &lags {
             let is_lagging = self.note(view, lag, troubles);
-            if is_lagging && self.ranks.get(&lag.member.step.key).is_some_and(|known| known.recent.is_lasting()) {
-                lasting.push(lag);
+            let recent = self.ranks.get(&lag.member.step.key).map(|known| &known.recent);
+            if let Some(recent) = recent.filter(|recent| is_lagging && recent.is_lasting()) {
+                lasting.push((lag, recent.onset_ns().unwrap_or(lag.member.step.begin_ns)));
             } else if is_lagging {
                 signs.extend(lag.once(view, group));
             }
         }
         let mut unclear = Vec::new();
-        for lag in &lasting {
-            if lasting.iter().any(|other| lag.may_wait_for(other)) {
+        for (lag, begin_ns) in &lasting {
+            if lasting.iter().any(|(other, _)| lag.may_wait_for(other)) {
                 unclear.push(&lag.member.step.key);
             } else {
                 let sign = lag.sign(view, group, Severity::Warning, None);
                 // If memory was short, `comm_starvation` counts how long its peers waited.
                 let is_short = troubles.iter().any(|trouble| trouble.is_of(lag.member.step));
-                signs.push(Sign { lost_ns: sign.lost_ns.filter(|_| !is_short), ..sign });
+                signs.push(Sign { begin_ns: *begin_ns, lost_ns: sign.lost_ns.filter(|_| !is_short), ..sign });
             }
         }
         let judged = |step: &Step| {
@@ -110,7 +111,7 @@ impl Straggler {
         let is_flush = |trouble: &Trouble| trouble.kind == FindingKind::AllocatorThrash && trouble.is_of(step);
         let thrashed = troubles.iter().any(is_flush);
         if step.nth >= settings.warm_up_steps {
-            known.recent.push(if is_lagging && !thrashed { lag.ratio } else { 1.0 });
+            known.recent.push(if is_lagging && !thrashed { lag.ratio } else { 1.0 }, step.begin_ns);
         } else {
             known.recent.clear();
         }
@@ -293,7 +294,7 @@ mod tests {
             (FindingKind::Straggler, Severity::Warning, Certainty::Observed)
         );
         assert_eq!(sign.subject, Subject { gpu: Some(3), job: Some("j".into()), rank: Some(3) });
-        assert_eq!((sign.begin_ns, sign.until_ns), (7 * SECOND_NS, hand.now_ns + hand.settings.hold_ns));
+        assert_eq!((sign.begin_ns, sign.until_ns), (3 * SECOND_NS, hand.now_ns + hand.settings.hold_ns));
         assert_eq!(sign.lost_ns, Some(90 * MILLISECOND_NS), "30 ms of each of three");
         let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
         assert_eq!(

@@ -92,6 +92,14 @@ impl HasJob for Incurred {
     }
 }
 
+impl HasJob for JobId {
+    const MOST: usize = MOST_OF_JOBS;
+
+    fn job(&self) -> Option<&JobId> {
+        Some(self)
+    }
+}
+
 impl HasJob for Lost {
     const MOST: usize = MOST_OF_JOBS;
 
@@ -107,6 +115,38 @@ struct Count {
     last_ns: i64,
     /// It has been shown as more than 0, and is never shown as less again.
     is_shown: bool,
+}
+
+/// Time in steps that was not lost, by job. What was lost is known after the step ended, and a counter never falls: it is taken from
+/// the steps that follow.
+#[derive(Debug, Default)]
+pub(super) struct Productive {
+    counts: SubjectCounts<JobId>,
+    owed_ns: BTreeMap<JobId, u64>,
+}
+
+impl Productive {
+    /// Adds the time of a job's steps.
+    pub(super) fn add(&mut self, job: &JobId, time_ns: u64, now_ns: i64) {
+        let owed_ns = self.owed_ns.remove(job).unwrap_or(0);
+        self.counts.add(job.clone(), time_ns.saturating_sub(owed_ns), now_ns);
+        self.owe(job, owed_ns.saturating_sub(time_ns));
+    }
+
+    /// Takes lost time from what follows.
+    pub(super) fn owe(&mut self, job: &JobId, lost_ns: u64) {
+        if lost_ns > 0 && self.counts.0.contains_key(job) {
+            *self.owed_ns.entry(job.clone()).or_default() += lost_ns;
+        }
+        if self.owed_ns.len() > MOST_OF_JOBS {
+            self.owed_ns.retain(|job, _| self.counts.0.contains_key(job));
+        }
+    }
+
+    /// The counts to export at a time, as [`SubjectCounts::shown`].
+    pub(super) fn shown(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(JobId, u64)> {
+        self.counts.shown(now_ns, settle_ns)
+    }
 }
 
 /// The counts.
@@ -141,5 +181,38 @@ impl<Of: HasJob> SubjectCounts<Of> {
             (of.clone(), if count.is_shown { count.sum } else { 0 })
         };
         self.0.iter_mut().map(show).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_time_is_taken_from_the_steps_that_follow_and_no_count_falls() {
+        let mut productive = Productive::default();
+        let job = JobId::from("j");
+        productive.owe(&job, 5);
+        let mut counted = |time_ns: u64, lost_ns: u64| {
+            productive.add(&job, time_ns, 0);
+            productive.owe(&job, lost_ns);
+            productive.shown(1, 0)[0].1
+        };
+        assert_eq!(counted(10, 0), 10, "nothing is owed of a job that had no step");
+        assert_eq!(
+            [counted(10, 25), counted(10, 0), counted(10, 1), counted(10, 0), counted(10, 0)],
+            [20, 20, 20, 24, 34]
+        );
+    }
+
+    #[test]
+    fn time_is_kept_of_as_many_jobs_as_counts_are() {
+        let mut productive = Productive::default();
+        for number in 0..1_000 {
+            let job = JobId::from(format!("job {number}").as_str());
+            productive.add(&job, 10, number);
+            productive.owe(&job, 100);
+        }
+        assert!(productive.owed_ns.len() <= MOST_OF_JOBS + 1 && productive.counts.0.len() == MOST_OF_JOBS);
     }
 }

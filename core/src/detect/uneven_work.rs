@@ -28,6 +28,8 @@ pub(super) struct UnevenWork {
 /// The longest rank of a step, among those that are alike and differ most.
 #[derive(Debug)]
 struct Longest {
+    /// When its step began.
+    begin_ns: i64,
     rank: u32,
     work_ns: i64,
     mean_ns: i64,
@@ -66,7 +68,8 @@ fn longest(group: &Group<'_>, alike: &Alike) -> Option<Longest> {
     let count = i64::try_from(works().count()).ok().filter(|count| *count > 1)?;
     let (position, work_ns) = works().max_by_key(|(_, work_ns)| *work_ns)?;
     let mean_ns = works().map(|(_, work_ns)| work_ns).sum::<i64>() / count;
-    Some(Longest { rank: group.members.get(position)?.step.key.1, work_ns, mean_ns })
+    let step = group.members.get(position)?.step;
+    Some(Longest { begin_ns: step.begin_ns, rank: step.key.1, work_ns, mean_ns })
 }
 
 impl Longest {
@@ -94,6 +97,9 @@ fn sign(view: &View<'_>, group: &Group<'_>, recent: &VecDeque<Longest>) -> Optio
     }
     let step = group.step()?;
     let job = &step.key.0;
+    let is_uneven =
+        |one: &&Longest| self::ratio(one.work_ns, one.mean_ns).is_some_and(|ratio| ratio >= view.settings.lag);
+    let onset_ns = recent.iter().find(is_uneven).map(|one| one.begin_ns);
     let mut evidence = vec![
         Evidence { name: "longest_ratio", value: ratio },
         Evidence { name: "longest_excess_seconds", value: seconds(excess_ns) },
@@ -104,7 +110,7 @@ fn sign(view: &View<'_>, group: &Group<'_>, recent: &VecDeque<Longest>) -> Optio
         subject: Subject { gpu: None, job: Some(job.clone()), rank: None },
         severity: severity(group),
         certainty: Certainty::Observed,
-        begin_ns: step.begin_ns,
+        begin_ns: onset_ns.unwrap_or(step.begin_ns),
         until_ns: view.now_ns + view.settings.hold_ns,
         step: step.number,
         code: None,

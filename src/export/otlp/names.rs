@@ -128,6 +128,7 @@ names! {
     INCIDENT_ACTIVE => "highwater.incident.active" "1" GaugeInt;
     INCIDENTS => "highwater.incidents" "{incident}" CountInt;
     JOB_LOST => "highwater.job.lost_time" "s" Count;
+    JOB_PRODUCTIVE => "highwater.job.productive_time" "s" Count;
     COMM_SLOWDOWN => "highwater.comm.slowdown" "1" Gauge;
     JOB_COMPUTE_LAG => "highwater.job.compute.lag" "1" Gauge;
     JOB_COMPARED => "highwater.job.compute.compared" "1" Gauge;
