@@ -120,17 +120,17 @@ impl Detector for MemoryGrowth {
 impl Minutes {
     /// Takes the minute that is over, if one is. Returns its highest memory and the growth up to it.
     fn look(&mut self, view: &View<'_>, gpu: usize) -> Option<(u64, &Growth)> {
-        let has_steps = self.stepped_ns.is_some_and(|stepped_ns| view.now_ns - stepped_ns < STEPLESS_NS);
-        let rank = view.rank_on(gpu);
-        if has_steps || rank.is_some_and(|rank| rank.step.is_some()) {
-            *self = Self { stepped_ns: self.stepped_ns, ..Self::default() };
-            return None;
-        }
         let from_ns = *self.minute_ns.get_or_insert(view.now_ns);
         if view.now_ns - from_ns < MINUTE_NS {
             return None;
         }
         self.minute_ns = Some(view.now_ns);
+        let has_steps = self.stepped_ns.is_some_and(|stepped_ns| view.now_ns - stepped_ns < STEPLESS_NS);
+        let rank = view.rank_on(gpu);
+        if has_steps || rank.is_some_and(|rank| rank.step.is_some()) {
+            *self = Self { stepped_ns: self.stepped_ns, minute_ns: self.minute_ns, ..Self::default() };
+            return None;
+        }
         let ring = view.rings.get(gpu)?;
         let to_ns = ring.newest_ns().filter(|to_ns| *to_ns > from_ns)?;
         let peak_bytes = ring.summary_through(from_ns.max(ring.oldest_ns()?), to_ns).ok()?.max?;
@@ -489,7 +489,7 @@ mod tests {
         let said = minutes(&mut hand, &mut detector, rising().chain((45..51).map(|nth| 20 * GIB + nth * 500 * MIB)));
         assert_eq!(
             said.iter().map(|(minute, _)| *minute).collect::<Vec<_>>(),
-            [95, 96],
+            [94, 95, 96],
             "ten minutes after it, for forty"
         );
         // The list of GPUs changes.

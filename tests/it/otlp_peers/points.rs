@@ -79,11 +79,12 @@ const MORE: &str = "[[xids]]\ngpu = 1\nxid = 31\nat = \"200 ms\"\n";
 const WITHOUT_A_DRIVER: [&str; 2] = ["highwater_nvml_up", "highwater_source_error"];
 
 /// Detectors export these after more steps than [`RESTING`] has; `otlp::agreement` covers them, as it does all others.
-const AFTER_MANY_STEPS: [&str; 4] = [
+const AFTER_MANY_STEPS: [&str; 5] = [
     "highwater_comm_slowdown_ratio",
     "highwater_job_data_stall_ratio",
     "highwater_job_lost_seconds_total",
     "highwater_job_memory_full_forecast_seconds",
+    "highwater_job_productive_seconds_total",
 ];
 
 /// Unknown, as they must be, where a busy machine missed the readings at the ends of the last phases: another daemon then.
