@@ -167,14 +167,26 @@ pub fn share(amounts: impl Iterator<Item = usize>, most: usize) -> usize {
 
 /// The owner who has most, and how many; of several the last in order.
 pub fn largest<Owner: Ord>(owners: impl Iterator<Item = Owner>) -> Option<(Owner, usize)> {
-    counted(owners).into_iter().max_by_key(|(_, count)| *count)
+    heaviest(owners.map(|owner| (owner, 1)))
+}
+
+/// The owner whose amounts are the most together, and how much that is; of several the last in order.
+pub fn heaviest<Owner: Ord>(amounts: impl Iterator<Item = (Owner, usize)>) -> Option<(Owner, usize)> {
+    summed(amounts).into_iter().max_by_key(|(_, amount)| *amount)
 }
 
 /// How often each owner comes.
 fn counted<Owner: Ord>(owners: impl Iterator<Item = Owner>) -> BTreeMap<Owner, usize> {
-    let mut counts = BTreeMap::new();
-    owners.for_each(|owner| *counts.entry(owner).or_default() += 1);
-    counts
+    summed(owners.map(|owner| (owner, 1)))
+}
+
+/// What each owner's amounts are together.
+fn summed<Owner: Ord>(amounts: impl Iterator<Item = (Owner, usize)>) -> BTreeMap<Owner, usize> {
+    let mut sums = BTreeMap::new();
+    for (owner, amount) in amounts {
+        *sums.entry(owner).or_default() += amount;
+    }
+    sums
 }
 
 #[cfg(test)]

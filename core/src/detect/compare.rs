@@ -8,13 +8,14 @@ use super::finding::{FindingKind, Sign};
 use super::late::Late;
 use super::peers::Group;
 use super::stage_imbalance::StageImbalance;
-use super::steps::{MOST_ALL_PHASES, Phase, Step, heaviest};
+use super::steps::{MOST_ALL_PHASES, Phase, Step};
 use super::straggler::Straggler;
 use super::uneven_work::UnevenWork;
 use super::view::View;
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
+use crate::shares::heaviest;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Steps of a job that wait for their other ranks, at most.
@@ -137,8 +138,8 @@ impl Compare {
         if each().map(|(_, phases)| phases).sum::<usize>() <= MOST_ALL_PHASES {
             return None;
         }
-        let owner = heaviest(each().map(|(job, phases)| (job.scope().clone(), phases)))?;
-        let own = each().filter(|(job, _)| *job.scope() == owner);
+        let (owner, _) = heaviest(each().map(|(job, phases)| (job.scope(), phases)))?;
+        let own = each().filter(|(job, _)| job.scope() == owner);
         let job = own.max_by_key(|(_, phases)| *phases)?.0.clone();
         Some(self.waiting.get_mut(&job)?.pop_front()?.steps)
     }

@@ -139,7 +139,7 @@ impl Minutes {
         let listed = state.processes().map(|listed| listed.reading.iter().map(|process| process.pid).collect());
         let mut pids: Vec<u32> = listed.unwrap_or_default();
         pids.sort_unstable();
-        // Memory of one more process is no growth of those that were there.
+        // A new process brings memory of its own: the others have not grown by it.
         let has_more = pids.iter().any(|pid| self.pids.binary_search(pid).is_err());
         if of != self.of || has_more || peak_bytes < self.last_bytes / FALL {
             (self.of, self.peaks) = (of, Peaks::default());

@@ -8,7 +8,7 @@
 
 use super::finding::number;
 use super::steps::Step;
-use super::trend::Trend;
+use super::trend::{Trend, middle};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -193,13 +193,13 @@ impl Series {
         let peaks: &[Peak] = self.peaks.make_contiguous();
         let lengths = std::iter::successors(Some(peaks.len()), |length| Some(length / 2));
         let mut stretches = lengths.take_while(|length| *length >= LEAST_PEAKS);
-        stretches.find_map(|length| growth_of(peaks, peaks.len() - length, each, usable_bytes, rare))
+        stretches.find_map(|length| growth_of(peaks, length, each, usable_bytes, rare))
     }
 }
 
-/// How memory grows from one peak on; `None` where it does not rise from each block to the next.
-fn growth_of(all: &[Peak], from: usize, each: u64, usable_bytes: Option<u64>, rare: &Rare) -> Option<Growth> {
-    let size = (all.len() - from) / BLOCKS;
+/// How memory grows over the last peaks; `None` where it does not rise from each block to the next.
+fn growth_of(all: &[Peak], length: usize, each: u64, usable_bytes: Option<u64>, rare: &Rare) -> Option<Growth> {
+    let size = length / BLOCKS;
     let (before, peaks) = all.split_at_checked(all.len() - size * BLOCKS)?;
     let blocks: Vec<Vec<u64>> = peaks.chunks(size).map(sorted).collect();
     let medians: Vec<u64> = blocks.iter().filter_map(|block| middle(block)).collect();
@@ -262,11 +262,6 @@ fn sorted(block: &[Peak]) -> Vec<u64> {
     let mut peaks: Vec<u64> = block.iter().map(|peak| peak.bytes).collect();
     peaks.sort_unstable();
     peaks
-}
-
-/// The median of sorted values; `None` of nothing.
-fn middle(sorted: &[u64]) -> Option<u64> {
-    sorted.get(sorted.len() / 2).copied()
 }
 
 impl Rare {

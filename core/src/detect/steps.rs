@@ -7,9 +7,9 @@
 
 use super::settings::Settings;
 use crate::clock::SECOND_NS;
-use crate::jobs::Attributes;
+use crate::jobs::{Attributes, attribute};
 use crate::phases::{Attributed, PhaseMemory, RankKey};
-use crate::scope::Scope;
+use crate::shares::heaviest;
 use crate::wire::{Kind, Memory, Scalar};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,15 +117,6 @@ pub(super) fn is_one_of(name: &str, names: &[String]) -> bool {
     names.iter().any(|one| one == name)
 }
 
-/// The owner whose amounts are the most together.
-pub(super) fn heaviest(amounts: impl Iterator<Item = (Scope, usize)>) -> Option<Scope> {
-    let mut owners: BTreeMap<Scope, usize> = BTreeMap::new();
-    for (owner, amount) in amounts {
-        *owners.entry(owner).or_default() += amount;
-    }
-    owners.into_iter().max_by_key(|(_, amount)| *amount).map(|(owner, _)| owner)
-}
-
 /// What is known of each rank's current step.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
@@ -208,8 +199,8 @@ impl Steps {
 
     /// Forgets the phases of the rank that has most, of the owner that has most.
     fn give_way(&mut self) {
-        let each = self.ranks.iter().map(|(key, under)| (key.0.scope().clone(), under.phases.len()));
-        let Some(owner) = heaviest(each) else { return };
+        let each = self.ranks.iter().map(|(key, under)| (key.0.scope(), under.phases.len()));
+        let Some(owner) = heaviest(each).map(|(owner, _)| owner.clone()) else { return };
         let own = self.ranks.iter_mut().filter(|(key, _)| *key.0.scope() == owner);
         if let Some((_, under)) = own.max_by_key(|(_, under)| under.phases.len()) {
             self.phases -= std::mem::take(&mut under.phases).len();
@@ -295,8 +286,7 @@ fn memory(attributed: &Attributed) -> Step {
 
 /// How long the garbage collector stopped a step's process, by its attribute, nanoseconds.
 fn collected(attributes: &Attributes) -> Option<i64> {
-    let (_, value) = attributes.iter().find(|(name, _)| &**name == "gc_seconds")?;
-    let seconds = match value {
+    let seconds = match attribute(attributes, "gc_seconds")? {
         Scalar::Float(seconds) => *seconds,
         Scalar::Int(0) => 0.0,
         _ => return None,
@@ -311,6 +301,7 @@ mod tests {
     use crate::clock::MILLISECOND_NS;
     use crate::gpu::Usage;
     use crate::phases::hand::{attributed, ended, key};
+    use crate::scope::Scope;
 
     fn retries(alloc_retries: u64) -> Option<Memory> {
         Some(Memory { alloc_retries: Some(alloc_retries), ..Memory::default() })

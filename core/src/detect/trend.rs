@@ -39,10 +39,10 @@ impl Trend {
         };
         let mut slopes: Vec<f64> = numbered().flat_map(pair).collect();
         slopes.sort_unstable_by(f64::total_cmp);
-        let slope = median(&slopes)?;
+        let slope = middle(&slopes)?;
         let mut levels: Vec<f64> = numbered().map(|(at, value)| value - slope * at).collect();
         levels.sort_unstable_by(f64::total_cmp);
-        let begin = median(&levels)?;
+        let begin = middle(&levels)?;
         let off: Vec<f64> = numbered().map(|(at, value)| value - begin - slope * at).collect();
         #[allow(clippy::cast_precision_loss, reason = "some hundreds")]
         let n = values.len() as f64;
@@ -71,7 +71,7 @@ impl Trend {
 }
 
 /// The median of sorted values; `None` of nothing.
-fn median(sorted: &[f64]) -> Option<f64> {
+pub(super) fn middle<Value: Copy>(sorted: &[Value]) -> Option<Value> {
     sorted.get(sorted.len() / 2).copied()
 }
 
@@ -79,7 +79,7 @@ fn median(sorted: &[f64]) -> Option<f64> {
 fn correlation(off: &[f64]) -> f64 {
     let mut sizes: Vec<f64> = off.iter().map(|off| off.abs()).collect();
     sizes.sort_unstable_by(f64::total_cmp);
-    let most = FAR_OFF * median(&sizes).unwrap_or(0.0);
+    let most = FAR_OFF * middle(&sizes).unwrap_or(0.0);
     let off: Vec<f64> = off.iter().map(|off| off.clamp(-most, most)).collect();
     let squares: f64 = off.iter().map(|off| off * off).sum();
     let products: f64 = off.windows(2).map(|pair| pair[0] * pair[1]).sum();

@@ -84,7 +84,28 @@ pub struct Event {
     pub connection: Option<u32>,
 }
 
+/// The attribute of this name.
+#[must_use]
+pub fn attribute<'a>(attributes: &'a [(Box<str>, Scalar)], name: &str) -> Option<&'a Scalar> {
+    attributes.iter().find(|(own, _)| &**own == name).map(|(_, value)| value)
+}
+
 impl Event {
+    /// Whether it is a mark of this name, in any case, and of no layer.
+    pub(super) fn is_mark(&self, name: &str) -> bool {
+        self.event == EventType::Mark && self.layer.is_none() && self.name.eq_ignore_ascii_case(name)
+    }
+
+    /// The attribute of this name.
+    pub(super) fn attribute(&self, name: &str) -> Option<&Scalar> {
+        attribute(self.attributes.as_deref()?, name)
+    }
+
+    /// The attribute of this name, if it is a number that is not negative.
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        if let Scalar::Int(number) = self.attribute(name)? { u64::try_from(*number).ok() } else { None }
+    }
+
     /// The end of a rank whose process did not send `exit`.
     #[must_use]
     pub fn exit(job: &str, rank: u32, pid: Option<u32>, at_ns: i64) -> Self {

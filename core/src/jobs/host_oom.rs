@@ -44,24 +44,21 @@ pub struct HostOom {
 
 /// Whether an event is such a mark.
 pub(super) fn is_host_oom(event: &Event) -> bool {
-    event.event == EventType::Mark && event.layer.is_none() && event.name.eq_ignore_ascii_case(NAME)
+    event.is_mark(NAME)
 }
 
 impl HostOom {
     /// What a mark itself says.
     pub(super) fn of(mark: &Event) -> Self {
-        let said = |name: &str| Some(&mark.attributes.as_deref()?.iter().find(|(key, _)| &**key == name)?.1);
-        let number =
-            |name: &str| if let Scalar::Int(number) = said(name)? { u64::try_from(*number).ok() } else { None };
-        let truth = |name: &str| if let Scalar::Bool(truth) = said(name)? { Some(*truth) } else { None };
-        let text = |name: &str| if let Scalar::Text(text) = said(name)? { Some(text.as_str()) } else { None };
+        let truth = |name| if let Scalar::Bool(truth) = mark.attribute(name)? { Some(*truth) } else { None };
+        let text = |name| if let Scalar::Text(text) = mark.attribute(name)? { Some(text.as_str()) } else { None };
         let has_ended = truth("ended");
         Self {
             at_ns: mark.at_ns,
             pid: mark.pid.filter(|_| has_ended == Some(true)),
-            killed: number("killed"),
+            killed: mark.number("killed"),
             is_limit: truth("at_limit"),
-            limit_bytes: number("limit"),
+            limit_bytes: mark.number("limit"),
             group: text("control_group").map(end_of),
             is_own: truth("own"),
             has_ended,

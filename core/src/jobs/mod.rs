@@ -21,7 +21,7 @@ mod speaker;
 
 pub use crate::scope::Scope;
 pub use account::{Account, Accounts, Owner, Pod, Reservation, Resource, Sender, Shortage, Within};
-pub use event::{Attributes, Context, Event, weight};
+pub use event::{Attributes, Context, Event, attribute, weight};
 pub use gpus::{Gpus, UnknownGpu};
 pub use host_oom::HostOom;
 pub use id::JobId;

@@ -3,7 +3,7 @@
 //! Kept beside the rank, and not among the marks, so that no other sender can push it out before the detectors look.
 
 use super::event::Event;
-use crate::wire::{EventType, Memory, Scalar};
+use crate::wire::Memory;
 use std::sync::Arc;
 
 /// The name of the mark, in any case.
@@ -34,32 +34,20 @@ pub struct FailedAllocation {
 
 /// Whether an event is such a mark.
 pub(super) fn is_failed_allocation(event: &Event) -> bool {
-    event.event == EventType::Mark && event.layer.is_none() && event.name.eq_ignore_ascii_case(NAME)
+    event.is_mark(NAME)
 }
 
 impl FailedAllocation {
     /// What a mark itself says: its counters may be fields or attributes. Those of before it are not used, because they are of
     /// another moment.
     pub(super) fn of(mark: &Event) -> Self {
-        let number = |name: &str| {
-            let (_, value) = mark.attributes.as_deref()?.iter().find(|(key, _)| &**key == name)?;
-            bytes(value)
-        };
         let said = mark.memory.unwrap_or_default();
         let memory = Memory {
-            allocated: said.allocated.or_else(|| number("allocated")),
-            reserved: said.reserved.or_else(|| number("reserved")),
+            allocated: said.allocated.or_else(|| mark.number("allocated")),
+            reserved: said.reserved.or_else(|| mark.number("reserved")),
             ..said
         };
-        let (requested_bytes, free_bytes) = (number("requested"), number("device_free"));
+        let (requested_bytes, free_bytes) = (mark.number("requested"), mark.number("device_free"));
         Self { at_ns: mark.at_ns, pid: mark.pid, memory, requested_bytes, free_bytes, ..Self::default() }
-    }
-}
-
-/// A number of bytes that a job sent as an attribute.
-fn bytes(value: &Scalar) -> Option<u64> {
-    match value {
-        Scalar::Int(number) => u64::try_from(*number).ok(),
-        _ => None,
     }
 }
