@@ -16,8 +16,11 @@
 #     serve --listen 0.0.0.0:10450 --annotations-socket /run/highwater/annotations.sock
 # Jobs mark their steps through the socket, whose directory must be writable by user 65534. Annotations over HTTP need
 # `annotations.token_file`, because the container listens on more than loopback.
-ARG BUILDER=rust:1.95.0-bookworm
-ARG RUNTIME=debian:bookworm-slim
+#
+# Both bases are pinned by digest (of the multi-platform index). To renew one, name the digest that
+# `docker buildx imagetools inspect debian:bookworm-slim` prints; Renovate and Dependabot do so too.
+ARG BUILDER=rust:1.95.0-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1
+ARG RUNTIME=debian:bookworm-slim@sha256:7b140f374b289a7c2befc338f42ebe6441b7ea838a042bbd5acbfca6ec875818
 
 FROM ${BUILDER} AS build
 WORKDIR /src

@@ -91,7 +91,29 @@ fn answers_while_it_runs(buildah: &Buildah, container: &Container<'_>, environme
 fn the_builder_is_the_pinned_compiler() {
     let dockerfile = std::fs::read_to_string(tools::root().join("Dockerfile")).expect("readable");
     let version = tools::pinned("RUST_VERSION");
-    assert!(dockerfile.contains(&format!("ARG BUILDER=rust:{version}-bookworm\n")), "{version}");
+    assert!(dockerfile.contains(&format!("ARG BUILDER=rust:{version}-bookworm@")), "{version}");
+}
+
+/// A tag can be moved to other content.
+#[test]
+fn every_base_image_is_pinned_by_digest() {
+    let dockerfile = std::fs::read_to_string(tools::root().join("Dockerfile")).expect("readable");
+    let stages: Vec<_> = dockerfile.lines().filter_map(|line| line.split_once(" AS ")).map(|(_, name)| name).collect();
+    let arguments: Vec<_> = dockerfile.lines().filter_map(|line| line.strip_prefix("ARG ")?.split_once('=')).collect();
+    let froms = dockerfile.lines().filter_map(|line| line.strip_prefix("FROM ")?.split_whitespace().next());
+    let bases: Vec<_> = froms
+        .filter(|from| !stages.contains(from))
+        .map(|from| {
+            let name = from.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
+            let given = name.and_then(|name| arguments.iter().find(|(argument, _)| *argument == name));
+            given.map_or(from, |(_, image)| *image)
+        })
+        .collect();
+    assert_eq!(bases.len(), 2, "{bases:?}");
+    for base in bases {
+        let digest = base.split_once("@sha256:").map(|(_, digest)| digest).expect(base);
+        assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{base}");
+    }
 }
 
 /// Buildah with its storage under target/tools.
