@@ -386,6 +386,7 @@ impl Shared {
     /// Runs the join and the detectors, passes new findings to the recorder, and logs them.
     fn join(&self, node: &Node, log: &mut FindingLog, now_ns: i64) {
         self.intake.advance();
+        self.known.findings.read_hosts(now_ns, |pid| self.intake.host_waits(pid));
         let change = self.known.advance(node, now_ns);
         self.recorder.found(&change);
         log.log(&change, now_ns);

@@ -383,6 +383,7 @@ impl Capture {
             jobs.ranks().map(|(job, number, rank)| ((job.clone(), number), KnownRank::of(rank))).collect()
         };
         for (who, rank) in known {
+            let rank = rank.after(self.ranks.get(&who));
             if self.ranks.get(&who) != Some(&rank) {
                 self.file.rank(&who.0, who.1, &rank)?;
                 self.ranks.insert(who, rank);

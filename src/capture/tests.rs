@@ -292,6 +292,23 @@ fn what_jobs_said_of_other_devices_is_not_reported() {
     assert_eq!(gpus, r#"["GPU-1"]"#);
 }
 
+#[test]
+fn a_rank_that_has_ended_keeps_its_gpus_in_the_file() {
+    let mut rig = Rig::new();
+    let path = rig.folder.path().join("it.sqlite");
+    rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
+    rig.say(r#"{"event":"begin","name":"forward","job":"job","rank":1,"gpu":1,"step":4}"#);
+    let now_ns = rig.clock.now_ns();
+    let mut capture = rig.capture(&path, (now_ns, now_ns + SECOND_NS), Arc::new(OneFinding));
+    capture.advance(&[], &|| ()).unwrap();
+    rig.say(r#"{"event":"exit","name":"exit","job":"job","rank":1}"#);
+    capture.advance(&[], &|| ()).unwrap();
+    capture.finish(State::CutShort).unwrap();
+    let file = schema::look(&path).unwrap();
+    let gpus: Option<String> = file.query_row("SELECT gpus FROM ranks", [], |row| row.get(0)).unwrap();
+    assert_eq!(gpus.as_deref(), Some(r#"["GPU-1"]"#));
+}
+
 /// The ring floors its time to before the begin.
 #[test]
 fn a_reading_right_after_the_begin_with_nothing_after_it_is_reported() {
@@ -333,6 +350,7 @@ impl Findings for OneFinding {
             kind: "allocator_thrash",
             severity: "warning".into(),
             certainty: "confirmed".into(),
+            lag_cause: None,
             gpu_uuid: Some("GPU-1".into()),
             job: Some("job".into()),
             rank: Some(1),

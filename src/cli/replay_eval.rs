@@ -1,28 +1,38 @@
 //! `highwater replay-eval`: measures the quality of detection on recordings with a known truth.
 //!
-//! Enters: folders with a recording and its `truth.json`. Leaves: precision, recall and delay of each kind of finding,
-//! as a table or JSON. It shows the effect of a changed threshold (`--set detect.…`).
+//! Enters: folders with a recording and its `truth.json`. Leaves: precision and recall of each kind of finding and of its causes,
+//! with 95 % intervals, and its delay, as a table or JSON, which has every sign. It shows the effect of a changed threshold (`--set detect.…`).
 
 use super::terminal;
 use crate::config::{SettingLayers, Settings, load};
 use anyhow::{Context as _, bail};
+use flate2::read::GzDecoder;
 use highwater_analysis::replay;
-use highwater_core::detect::evaluate::{Score, Truth, score};
-use highwater_core::detect::{FindingKind, Looked, Severity, Sign};
-use highwater_engine::files::read_text;
+use highwater_core::detect::evaluate::{Score, Truth, interval, score};
+use highwater_core::detect::{FindingKind, LagCause, Looked, Severity, Sign};
+use highwater_engine::files::{OwnFolder, read_text};
 use highwater_engine::offline;
 use highwater_engine::recording::Options;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The largest `truth.json`.
 const MOST_TRUTH_BYTES: u64 = 16 << 20;
 
+/// The recording's file in its folder; without it, the folder is one of text files.
+const RECORDING: &str = "recording.sqlite";
+/// The same, compressed.
+const PACKED: &str = "recording.sqlite.gz";
+/// The largest file that is unpacked.
+const MOST_UNPACKED_BYTES: u64 = 1 << 30;
+
 /// What to evaluate.
 #[derive(Debug, clap::Args)]
 pub struct ReplayEval {
-    /// Folders of recordings, each with its truth.json.
+    /// Folders, each with a truth.json, and with a recording.sqlite(.gz) or a recording's text files.
     #[arg(required = true, value_name = "FOLDER")]
     recordings: Vec<PathBuf>,
     /// Any setting, such as detect.lag=1.3.
@@ -53,13 +63,15 @@ impl ReplayEval {
         let mut all: BTreeMap<String, Scores> = BTreeMap::new();
         let mut told: BTreeMap<String, Vec<Told>> = BTreeMap::new();
         let mut looked: BTreeMap<FindingKind, Looked> = BTreeMap::new();
+        let mut all_signs: BTreeMap<String, Vec<OneSign>> = BTreeMap::new();
         for recording in &self.recordings {
             let name = recording.display().to_string();
             let (scores, signs, of_recording) =
                 evaluate(recording, &settings, self.without_counters).with_context(|| name.clone())?;
             of_recording.into_iter().for_each(|(kind, of_kind)| looked.entry(kind).or_default().add(of_kind));
             all.insert(name.clone(), scores);
-            told.insert(name, Told::of(&signs));
+            told.insert(name.clone(), Told::of(&signs));
+            all_signs.insert(name, signs.iter().map(OneSign::of).collect());
         }
         let (mut total, mut kinds) = (Score::default(), Scores::new());
         for (kind, score) in all.values().flatten() {
@@ -67,8 +79,9 @@ impl ReplayEval {
             kinds.entry(*kind).or_default().add(score);
         }
         if self.json {
-            let report =
-                serde_json::json!({ "recordings": all, "kinds": kinds, "all": total, "told": told, "looked": looked });
+            let report = serde_json::json!({
+                "recordings": all, "kinds": kinds, "all": total, "told": told, "looked": looked, "signs": all_signs,
+            });
             terminal::print_line(serde_json::to_string_pretty(&report)?)?;
         } else {
             terminal::print(table(&all, &kinds, &total))?;
@@ -134,6 +147,38 @@ impl Told {
     }
 }
 
+/// One sign.
+#[derive(Debug, serde::Serialize)]
+struct OneSign {
+    seen_unix_nano: i64,
+    finding: FindingKind,
+    severity: Severity,
+    rank: Option<u32>,
+    step: Option<u64>,
+    begin_unix_nano: i64,
+    lag_cause: Option<LagCause>,
+    what: String,
+    why: String,
+    evidence: BTreeMap<&'static str, f64>,
+}
+
+impl OneSign {
+    fn of((seen_unix_nano, sign): &(i64, Sign)) -> Self {
+        Self {
+            seen_unix_nano: *seen_unix_nano,
+            finding: sign.kind,
+            severity: sign.severity,
+            rank: sign.subject.rank,
+            step: sign.step,
+            begin_unix_nano: sign.begin_ns,
+            lag_cause: sign.lag_cause,
+            what: sign.text.what.clone(),
+            why: sign.text.why.clone(),
+            evidence: sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect(),
+        }
+    }
+}
+
 type Signs = Vec<(i64, Sign)>;
 
 /// For each kind, the number of steps that ended, and of those in which its detector abstained.
@@ -148,7 +193,15 @@ fn evaluate(
     let text = read_text(&path, MOST_TRUTH_BYTES).with_context(|| path.display().to_string())?;
     let truth: Truth = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     let settings = offline::Settings { without_counters, ..settings.into() };
-    let (signs, looked) = signs_of(recording, &settings)?;
+    let (file, packed) = (recording.join(RECORDING), recording.join(PACKED));
+    let (signs, looked) = if packed.is_file() {
+        let folder = OwnFolder::make("highwater-replay-eval").context("cannot make a folder to unpack into")?;
+        let unpacked = folder.path().join(RECORDING);
+        unpack(&packed, &unpacked).with_context(|| packed.display().to_string())?;
+        signs_of(&unpacked, &settings)?
+    } else {
+        signs_of(if file.is_file() { &file } else { recording }, &settings)?
+    };
     let scores = FindingKind::ALL.into_iter().map(|kind| (kind, score(kind, &truth, &signs)));
     Ok((scores.filter(|(_, score)| score.must_find + score.signs > 0).collect(), signs, looked))
 }
@@ -163,9 +216,29 @@ fn signs_of(recording: &Path, settings: &offline::Settings) -> anyhow::Result<(S
     Ok((signs, played.detect.looked()))
 }
 
+fn unpack(packed: &Path, to: &Path) -> anyhow::Result<()> {
+    let file = GzDecoder::new(File::open(packed)?);
+    let bytes = std::io::copy(&mut file.take(MOST_UNPACKED_BYTES), &mut File::create(to)?)?;
+    if bytes >= MOST_UNPACKED_BYTES {
+        bail!("it is larger than {MOST_UNPACKED_BYTES} bytes, unpacked");
+    }
+    Ok(())
+}
+
 fn table(all: &BTreeMap<String, Scores>, kinds: &Scores, total: &Score) -> String {
-    let header =
-        ["recording", "finding", "must", "found", "recall", "signs", "right", "precision", "delay ms p50", "max"];
+    let header = [
+        "recording",
+        "finding",
+        "must",
+        "found",
+        "recall",
+        "cause",
+        "signs",
+        "right",
+        "precision",
+        "delay ms p50",
+        "max",
+    ];
     let mut rows = vec![header.map(str::to_owned)];
     for (recording, scores) in all {
         for (kind, score) in scores {
@@ -208,8 +281,11 @@ fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
     text
 }
 
-fn row(recording: &str, kind: &str, score: &Score) -> [String; 10] {
-    let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{share:.3}"));
+fn row(recording: &str, kind: &str, score: &Score) -> [String; 11] {
+    let shown = |share: Option<f64>, interval: Option<(f64, f64)>| match share.zip(interval) {
+        Some((share, (low, high))) => format!("{share:.3} ({low:.2}-{high:.2})"),
+        None => "-".to_owned(),
+    };
     let (middle, most) = score
         .delay_ms()
         .map_or_else(|| ("-".to_owned(), "-".to_owned()), |(middle, most)| (middle.to_string(), most.to_string()));
@@ -218,10 +294,11 @@ fn row(recording: &str, kind: &str, score: &Score) -> [String; 10] {
         kind.to_owned(),
         score.must_find.to_string(),
         score.found.to_string(),
-        share(score.recall()),
+        shown(score.recall(), interval(score.found, score.must_find)),
+        shown(score.cause(), interval(score.same_cause, score.caused)),
         score.signs.to_string(),
         score.right.to_string(),
-        share(score.precision()),
+        shown(score.precision(), interval(score.right, score.signs)),
         middle,
         most,
     ]

@@ -6,7 +6,7 @@ use super::json::Json;
 use super::problem::Problem;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use highwater_core::detect::{Finding, Said};
+use highwater_core::detect::{Finding, LagCause, Said};
 use highwater_core::jobs::JobId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -69,6 +69,8 @@ struct FindingAnswer {
     rank: Option<u32>,
     /// Ranks of the job that wait for this one, the first 64.
     waiting_ranks: Vec<u32>,
+    /// Why a rank is late, in one word, where the readings decide: `computes`, `clocks`, `host`, `garbage_collector`, `data`, `memory`.
+    lag_cause: Option<&'static str>,
     step: Option<u64>,
     begin_unix_nano: i64,
     raised_unix_nano: i64,
@@ -139,6 +141,7 @@ fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
         user,
         rank: subject.rank,
         waiting_ranks: sign.waiting_ranks.clone(),
+        lag_cause: sign.lag_cause.map(LagCause::label),
         step: sign.step,
         begin_unix_nano: sign.begin_ns + shift_ns,
         raised_unix_nano: finding.raised_ns + shift_ns,

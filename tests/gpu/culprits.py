@@ -10,6 +10,10 @@
   out because a second process holds half of the GPU; a healthy one ends. Each must be reported so, and the last not at all.
 
     HIGHWATER=target/release/highwater python3 tests/gpu/culprits.py --blocks 20
+    HIGHWATER=target/release/highwater python3 tests/gpu/culprits.py --only late --record corpus/
+
+With `--record` the first part is recorded by `highwater record`, whose detectors look on as a daemon's do, and each recording gets
+its truth.json; `highwater replay-eval` then judges it, here and after a change of the rules.
 
 It needs PyTorch for CUDA, two GPUs for the first part and one for the second. It changes no setting of the GPUs. It prints a
 table, and fails if a row does.
@@ -23,7 +27,9 @@ import itertools
 import json
 import os
 import random
+import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -48,14 +54,19 @@ REASONS = {
     "host": ["The host of rank 1", "longer in backward"],
     "data": ["longer for data", "longer in data"],
 }
+# The finding's cause, in one word.
+CAUSES = {"backward": "computes", "forward": "computes", "host": "host", "data": "data"}
 NAMED = 0.95
+# A sign may come this much after the end of its block.
+SLACK_NS = 500_000_000
+BEFORE_NS = 1_500_000_000
 MARKS = {"wait": "marks that wait", "run on": "marks that run on", "watch": "marks of watch"}
 
 
-def blocks(count: int) -> list[str]:
+def blocks(count: int, seed: int) -> list[str]:
     """The blocks in the order of their turn: each kind so often, and half as many healthy ones of each of two kinds."""
     kinds = [*REASONS] * count + ["healthy", "lengths"] * count
-    random.Random(7).shuffle(kinds)
+    random.Random(seed).shuffle(kinds)
     return kinds
 
 
@@ -71,33 +82,34 @@ def train(kinds: list[str], marks: str, parallel: str) -> None:
     import highwater.torch
 
     rank = int(os.environ["RANK"])
+    width, depth, lateness = int(os.environ["WIDTH"]), int(os.environ["DEPTH"]), float(os.environ["LATENESS"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
     torch.manual_seed(rank)
     device, length, batch = torch.device("cuda", rank), 1024, 6
-    inner = Model(torch, 2048, 16).to(device)
+    inner = Model(torch, width, depth).to(device)
     model = spread(inner, parallel, rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     extra = torch.randn(6144, 6144, device=device, dtype=torch.bfloat16)
     pick = random.Random(rank)
 
-    def more(times: int) -> None:
-        for _ in range(times):
+    def more() -> None:
+        for _ in range(round(45 * lateness)):
             torch.mm(extra, extra)
 
     late = {"kind": "healthy"}
 
     def in_forward(*_: Any) -> None:
         if rank == 1 and late["kind"] == "forward":
-            more(45)
+            more()
 
-    inner[8].register_forward_pre_hook(in_forward)
+    inner[depth // 2].register_forward_pre_hook(in_forward)
 
     def in_backward(_: Any) -> None:
         if rank == 1 and late["kind"] == "backward":
-            more(45)
+            more()
         if rank == 1 and late["kind"] == "host":
-            time.sleep(0.06)
+            time.sleep(0.06 * lateness)
 
     def finish() -> None:
         if marks == "wait":
@@ -106,9 +118,9 @@ def train(kinds: list[str], marks: str, parallel: str) -> None:
     def batches() -> Iterator[Any]:
         while True:
             if rank == 1 and late["kind"] == "data":
-                time.sleep(0.04)
+                time.sleep(0.04 * lateness)
             tokens = pick.randrange(384, length + 1, 64) if late["kind"] == "lengths" else length
-            yield torch.randn(batch, tokens, 2048, device=device, dtype=torch.bfloat16)
+            yield torch.randn(batch, tokens, width, device=device, dtype=torch.bfloat16)
 
     by_hand = marks != "watch"
     loader: Any = batches() if by_hand else torch.utils.data.DataLoader(Endless(batches()), batch_size=None)
@@ -261,7 +273,30 @@ def start(daemon: measure.Daemon, job: str, *arguments: str, **environment: str)
     return subprocess.Popen(command, env={**os.environ, **own, **environment}, stdin=pipe, stdout=pipe, text=True)
 
 
-def late(daemon: measure.Daemon, kinds: list[str], how: str, parallel: str) -> Iterator[dict[str, Any]]:
+class Recorder:
+    """`highwater record`, in the place of a daemon."""
+
+    def __init__(self, binary: Path, folder: Path) -> None:
+        self.socket = folder / "annotations.sock"
+        self.file = folder / "recording.sqlite"
+        self.file.unlink(missing_ok=True)
+        command = [binary, "record", "-o", self.file, "--annotations-socket", self.socket]
+        self.child = measure.Child(command, folder / "record.log")
+        self.child.wait_for("recording to", 15)
+
+    def stop(self) -> None:
+        """Ends the recording."""
+        self.child.process.send_signal(signal.SIGINT)
+        self.child.process.wait(60)
+        # What a replay derives again.
+        with contextlib.closing(sqlite3.connect(self.file)) as recording:
+            for table in ("phases", "phase_memory", "ticks", "findings"):
+                recording.execute(f"DELETE FROM {table}")
+            recording.commit()
+            recording.execute("VACUUM")
+
+
+def late(daemon: measure.Daemon | Recorder, kinds: list[str], how: str, parallel: str) -> Iterator[dict[str, Any]]:
     """Each block with what the daemon said of it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -273,6 +308,9 @@ def late(daemon: measure.Daemon, kinds: list[str], how: str, parallel: str) -> I
         if not line.startswith("{"):
             continue
         block = json.loads(line)
+        if isinstance(daemon, Recorder):
+            yield block
+            continue
         # The detectors look at a step a tenth of a second after its end.
         time.sleep(0.3)
         said = [one for one in findings(daemon) if one["finding"] == "straggler" and one["severity"] != "info" and one["job"] == job]
@@ -282,10 +320,10 @@ def late(daemon: measure.Daemon, kinds: list[str], how: str, parallel: str) -> I
         raise SystemExit("a rank failed")
 
 
-def judge_late(daemon: measure.Daemon, count: int, how: str, parallel: str) -> list[tuple[str, str, bool]]:
+def judge_late(daemon: measure.Daemon, kinds: list[str], how: str, parallel: str) -> list[tuple[str, str, bool]]:
     named: dict[str, list[bool]] = {}
     steps = []
-    for block in late(daemon, blocks(count), how, parallel):
+    for block in late(daemon, kinds, how, parallel):
         kind = block["kind"]
         texts = [(one["rank"], one["what"]) for one in block["said"]]
         whys = [one["why"] for one in block["said"]]
@@ -301,6 +339,86 @@ def judge_late(daemon: measure.Daemon, count: int, how: str, parallel: str) -> l
         what = "blocks named with their reason" if kind in REASONS else "healthy blocks without a finding"
         least = NAMED if kind in REASONS else 1.0
         rows.append((f"{parallel}, {MARKS[how]}: {kind}: {what}", f"{sum(held)} of {len(held)}", sum(held) >= least * len(held)))
+    return rows
+
+
+def record_late(binary: Path, folder: Path, kinds: list[str], how: str, parallel: str) -> list[tuple[str, str, bool]]:
+    """Records the blocks, writes what is true of them, and judges what the detectors say of the recording."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(binary, folder)
+    blocks = list(late(recorder, kinds, how, parallel))
+    recorder.stop()
+    write_truth(folder, blocks, how, parallel)
+    return judge_recording(binary, folder, blocks, f"{parallel}, {MARKS[how]}")
+
+
+def write_truth(folder: Path, blocks: list[dict[str, Any]], how: str, parallel: str) -> None:
+    """The truth of a recording: rank 1 is late in some blocks, and nothing is judged between blocks."""
+    times = [(block["begin_ns"], block["end_ns"]) for block in blocks]
+    between = [(None, times[0][0]), *((end, begin) for (_, end), (begin, _) in itertools.pairwise(times)), (times[-1][1], None)]
+    truth = {
+        "about": f"two ranks under {parallel}, {MARKS[how]}; rank 1 is late in blocks of {STEPS} steps (tests/gpu/culprits.py)",
+        "model": {"width": os.environ["WIDTH"], "depth": os.environ["DEPTH"], "lateness": os.environ["LATENESS"]},
+        "blocks": [{key: block[key] for key in ("kind", "begin_ns", "end_ns")} for block in blocks],
+        "findings": [
+            {
+                "finding": "straggler",
+                "rank": 1,
+                "lag_cause": CAUSES[block["kind"]],
+                "begin_unix_nano": block["begin_ns"],
+                "end_unix_nano": block["end_ns"],
+                "must_find": True,
+            }
+            for block in blocks
+            if block["kind"] in CAUSES
+        ]
+        # The daemon also reports that the rank waits for data.
+        + [
+            {
+                "finding": "input_stall",
+                "rank": 1,
+                "begin_unix_nano": block["begin_ns"],
+                "end_unix_nano": block["end_ns"],
+                "must_find": False,
+            }
+            for block in blocks
+            if block["kind"] == "data"
+        ],
+        "unjudged": [
+            {key: at for key, at in (("begin_unix_nano", begin), ("end_unix_nano", end)) if at is not None} for begin, end in between
+        ],
+    }
+    (folder / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
+
+
+def judge_recording(binary: Path, folder: Path, blocks: list[dict[str, Any]], title: str) -> list[tuple[str, str, bool]]:
+    """A late block is named if a sign of rank 1 was seen in it and none of another rank; a healthy one is silent if none was."""
+    evaluated = subprocess.run([binary, "replay-eval", "--json", folder], capture_output=True, text=True, check=True)
+    (signs,) = json.loads(evaluated.stdout)["signs"].values()
+    named: dict[str, list[bool]] = {}
+    causes: dict[str, list[bool]] = {}
+    for block in blocks:
+        kind, begin, end = block["kind"], block["begin_ns"], block["end_ns"]
+        # A sign of what was before the block is not about it, but the readings that show it may have begun a second before.
+        seen = [one for one in signs if one["finding"] == "straggler" and begin <= one["seen_unix_nano"] <= end + SLACK_NS]
+        seen = [one for one in seen if one["begin_unix_nano"] >= begin - BEFORE_NS]
+        ranks, told = {one["rank"] for one in seen}, [one["lag_cause"] for one in seen if one["lag_cause"]]
+        if kind in CAUSES:
+            named.setdefault(kind, []).append(ranks == {1})
+            causes.setdefault(kind, []).append(bool(told) and told[-1] == CAUSES[kind])
+        else:
+            named.setdefault(kind, []).append(not seen)
+        length_ms = (end - begin) / STEPS / 1e6
+        print(f"{title}: {kind:9} {length_ms:6.1f} ms a step: {sorted(ranks)} {sorted(set(told))}", flush=True)
+        for one in [] if named[kind][-1] else seen[:2]:
+            print(f"    {one['what']} {one['why']}", flush=True)
+    rows = []
+    for kind, held in sorted(named.items()):
+        what = "blocks named" if kind in CAUSES else "healthy blocks without a sign"
+        least = NAMED if kind in CAUSES else 1.0
+        rows.append((f"{title}: {kind}: {what}", f"{sum(held)} of {len(held)}", sum(held) >= least * len(held)))
+    for kind, held in sorted(causes.items()):
+        rows.append((f"{title}: {kind}: with the cause", f"{sum(held)} of {len(held)}", sum(held) >= NAMED * len(held)))
     return rows
 
 
@@ -337,6 +455,10 @@ def main() -> int:
     parser.add_argument("--only", choices=["late", "oom"])
     parser.add_argument("--marks", choices=MARKS, action="append", help="only these marks; may be repeated")
     parser.add_argument("--parallel", choices=["ddp", "fsdp2"], action="append", help="only this; may be repeated")
+    parser.add_argument("--seed", type=int, default=7, help="another order of the blocks")
+    parser.add_argument("--model", type=int, nargs=2, metavar=("WIDTH", "DEPTH"), default=[2048, 16], help="of the transformer")
+    parser.add_argument("--lateness", type=float, default=1.0, help="how late: 1 is by some 30 to 60 ms of 90")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="record the first part into folders below this one")
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     parser.add_argument("--hold", type=float, help=argparse.SUPPRESS)
@@ -351,15 +473,24 @@ def main() -> int:
         hold(options.hold)
         return 0
     rows: list[tuple[str, str, bool]] = []
-    with tempfile.TemporaryDirectory() as name:
-        daemon = measure.Daemon(Path(os.environ.get("HIGHWATER", "highwater")), Path(name))
-        daemon.wait_sampling()
-        if options.only != "late":
-            rows += judge_memory(daemon)
-        if options.only != "oom":
-            for parallel, how in itertools.product(options.parallel or ["ddp", "fsdp2"], options.marks or MARKS):
-                rows += judge_late(daemon, options.blocks, how, parallel)
-        daemon.stop()
+    binary = Path(os.environ.get("HIGHWATER", "highwater"))
+    kinds = blocks(options.blocks, options.seed)
+    os.environ.update(WIDTH=str(options.model[0]), DEPTH=str(options.model[1]), LATENESS=str(options.lateness))
+    jobs = [] if options.only == "oom" else list(itertools.product(options.parallel or ["ddp", "fsdp2"], options.marks or MARKS))
+    if options.record:
+        for parallel, how in jobs:
+            folder = options.record / f"late-{parallel}-{how.replace(' ', '-')}"
+            rows += record_late(binary, folder, kinds, how, parallel)
+        jobs = []
+    if jobs or options.only != "late":
+        with tempfile.TemporaryDirectory() as name:
+            daemon = measure.Daemon(binary, Path(name))
+            daemon.wait_sampling()
+            if options.only != "late":
+                rows += judge_memory(daemon)
+            for parallel, how in jobs:
+                rows += judge_late(daemon, kinds, how, parallel)
+            daemon.stop()
     print("\n| what | result | holds |\n|---|---|---|")
     for what, result, holds in rows:
         print(f"| {what} | {result} | {'yes' if holds else '**no**'} |")

@@ -185,6 +185,21 @@ fn precision_and_recall_hold_on_every_recording() {
     expect_file![concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/scores.txt")].assert_eq(&scores);
 }
 
+/// Late ranks on two H200s, named with their cause; of the blocks in which no rank is late, nothing is reported.
+#[test]
+fn late_ranks_of_the_corpus_are_named_with_their_cause() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
+    let entries = fs::read_dir(root).expect("the corpus").map(|entry| entry.expect("an entry").file_name());
+    let mut folders: Vec<_> = entries.filter(|name| !name.to_string_lossy().contains('.')).collect();
+    folders.sort();
+    let mut command = command();
+    let output = command.current_dir(root).args(["replay-eval", "--fail-below", "0.97"]).args(&folders).output();
+    let output = output.expect("it runs");
+    let scores = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{scores}{}", String::from_utf8_lossy(&output.stderr));
+    expect_file![concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/scores-corpus.txt")].assert_eq(&scores);
+}
+
 /// What the jobs' allocators count is hidden: flushes are then seen by the GPU's memory alone.
 #[test]
 fn flushes_are_suspected_without_the_counters_and_nothing_else_is() {

@@ -170,6 +170,7 @@ pub(super) fn findings(report: &Report) -> Option<Vec<Value>> {
             "kind": found.kind,
             "severity": found.severity,
             "certainty": found.certainty,
+            "lag_cause": found.lag_cause,
             "gpu": found.gpu,
             "job": found.job,
             "rank": found.rank,

@@ -93,6 +93,8 @@ pub struct Found {
     pub severity: String,
     /// `suspected`, `observed` or `confirmed`.
     pub certainty: String,
+    /// Why a rank is late, in one word, if the recording says so.
+    pub lag_cause: Option<String>,
     /// The GPU's index.
     pub gpu: Option<String>,
     /// The job and rank that it is about.

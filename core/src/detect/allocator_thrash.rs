@@ -191,6 +191,7 @@ impl Seen<'_> {
             until_ns: view.now_ns + view.settings.hold_ns,
             step: self.step,
             code: None,
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence: self.evidence(),

@@ -333,6 +333,7 @@ mod tests {
             until_ns,
             step: None,
             code: None,
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence: Vec::new(),

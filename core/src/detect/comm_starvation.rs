@@ -210,6 +210,7 @@ impl Shortage {
             until_ns: view.now_ns + view.settings.hold_ns,
             step: slowest.step,
             code: None,
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence: Vec::new(),

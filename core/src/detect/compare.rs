@@ -61,9 +61,9 @@ impl Detector for Compare {
         }
         for steps in self.complete(view) {
             let group = Group::of(view, &steps, |gpu| self.late.reads(gpu));
-            self.note(&group);
-            let is_lasting = self.straggler.judge(view, &group, troubles, signs);
-            self.late.judge(view, &group, signs);
+            let is_late_judged = self.late.judge(view, &group, signs);
+            self.note(&group, is_late_judged);
+            let is_lasting = self.straggler.judge(view, &group, troubles, is_late_judged, signs);
             let before = signs.len();
             self.stages.judge(view, &group, signs);
             // A rank that was short of memory worked longer for that.
@@ -144,11 +144,11 @@ impl Compare {
         Some(self.waiting.get_mut(&job)?.pop_front()?.steps)
     }
 
-    /// Notes who was compared.
-    fn note(&mut self, group: &Group<'_>) {
+    /// Notes who was compared; all were if `is_judged`.
+    fn note(&mut self, group: &Group<'_>, is_judged: bool) {
         for (position, step) in group.compared().enumerate() {
             let is_compared = group.alike.iter().any(|one| one.members.len() > 1 && one.members.contains(&position));
-            self.compared.insert(step.key.clone(), is_compared);
+            self.compared.insert(step.key.clone(), is_compared || is_judged);
         }
     }
 }

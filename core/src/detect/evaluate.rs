@@ -6,7 +6,7 @@
 //! count once, and so do signs without a step within one second. Signs of severity `info` are not scored. Pure: the command
 //! reads the files.
 
-use super::finding::{FindingKind, Severity, Sign};
+use super::finding::{FindingKind, LagCause, Severity, Sign};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -31,6 +31,9 @@ pub struct True {
     pub finding: FindingKind,
     /// The rank that it concerns.
     pub rank: Option<u32>,
+    /// Why the rank is late; `None` if that is not judged.
+    #[serde(default)]
+    pub lag_cause: Option<LagCause>,
     /// The ranks that wait for it. A sign that lists any other rank does not match. `None`: waiting ranks are not judged.
     #[serde(default)]
     pub waiting_ranks: Option<Vec<u32>>,
@@ -62,6 +65,10 @@ pub struct Score {
     pub signs: usize,
     /// Of these, right.
     pub right: usize,
+    /// Of the truths that were found, those with a cause.
+    pub caused: usize,
+    /// Of these, those whose last sign with a cause has that cause.
+    pub same_cause: usize,
     /// For each truth that was found, the time from its begin until its first sign was seen, milliseconds.
     pub delays_ms: Vec<i64>,
     /// The first wrong signs, in words.
@@ -81,6 +88,23 @@ impl Score {
         share(self.found, self.must_find)
     }
 
+    /// Share of the truths with a cause, of those that were found, whose cause was named; `None` if there are none.
+    #[must_use]
+    pub fn cause(&self) -> Option<f64> {
+        share(self.same_cause, self.caused)
+    }
+
+    /// The reader sees the last cause. A sign that lasts beyond its truth is not about its cause.
+    fn judge_cause(&mut self, truth: &True, of_kind: &[&(i64, Sign)]) {
+        let Some(cause) = truth.lag_cause else { return };
+        let about = of_kind
+            .iter()
+            .filter(|(seen_ns, sign)| truth.has(*seen_ns, sign) && *seen_ns <= truth.end_unix_nano + SLACK_NS);
+        let told = about.filter_map(|(_, sign)| sign.lag_cause).next_back();
+        self.caused += 1;
+        self.same_cause += usize::from(told == Some(cause));
+    }
+
     /// The median and the longest delay, milliseconds; `None` if nothing was found.
     #[must_use]
     pub fn delay_ms(&self) -> Option<(i64, i64)> {
@@ -93,11 +117,24 @@ impl Score {
     pub fn add(&mut self, other: &Self) {
         self.must_find += other.must_find;
         self.found += other.found;
+        (self.caused, self.same_cause) = (self.caused + other.caused, self.same_cause + other.same_cause);
         self.signs += other.signs;
         self.right += other.right;
         self.delays_ms.extend(&other.delays_ms);
         self.wrong.extend(other.wrong.iter().cloned());
     }
+}
+
+/// The 95 % interval of a share of which `part` of `of` were seen (Wilson's, which holds for few and for all); `None` of none.
+#[must_use]
+#[allow(clippy::cast_precision_loss, reason = "counts of signs")]
+pub fn interval(part: usize, of: usize) -> Option<(f64, f64)> {
+    const Z: f64 = 1.959_964;
+    let (n, share) = (of as f64, share(part, of)?);
+    let middle = share + Z * Z / (2.0 * n);
+    let half = Z * (share * (1.0 - share) / n + Z * Z / (4.0 * n * n)).sqrt();
+    let scale = 1.0 + Z * Z / n;
+    Some((((middle - half) / scale).max(0.0), ((middle + half) / scale).min(1.0)))
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts of signs")]
@@ -116,6 +153,7 @@ pub fn score(kind: FindingKind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
         score.must_find += 1;
         if let Some((seen_ns, _)) = of_kind.iter().find(|(seen_ns, sign)| one.has(*seen_ns, sign)) {
             score.found += 1;
+            score.judge_cause(one, &of_kind);
             score.delays_ms.push((seen_ns - one.begin_unix_nano) / MILLISECOND_NS);
         }
     }
@@ -169,6 +207,7 @@ mod tests {
             until_ns: 0,
             step: Some(step),
             code: None,
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence: Vec::new(),
@@ -181,6 +220,7 @@ mod tests {
         let findings = findings.iter().map(|&(rank, begin_s, end_s, must_find)| True {
             finding: FindingKind::Straggler,
             rank: Some(rank),
+            lag_cause: None,
             waiting_ranks: None,
             begin_unix_nano: ns(begin_s),
             end_unix_nano: ns(end_s),
@@ -236,6 +276,38 @@ mod tests {
     }
 
     #[test]
+    fn the_cause_is_that_of_the_last_sign_that_has_one_and_is_about_the_truth() {
+        let mut truth = truth(&[(1, 10, 20, true), (1, 40, 50, true), (1, 70, 80, true), (1, 90, 99, true)], &[]);
+        truth.findings[..3].iter_mut().for_each(|one| one.lag_cause = Some(LagCause::Host));
+        let signs = [
+            (12, 11, Some(LagCause::Computes)),
+            (13, 11, Some(LagCause::Host)),
+            (14, 11, None),
+            (22, 11, Some(LagCause::Data)),
+            (41, 40, Some(LagCause::Data)),
+            (95, 90, Some(LagCause::Host)),
+        ];
+        let signs = signs.map(|(seen_s, begin_s, lag_cause)| {
+            (seen_s * SECOND_NS, Sign { lag_cause, ..sign(1, Severity::Warning, begin_s, 1) })
+        });
+        let score = score(FindingKind::Straggler, &truth, &signs);
+        assert_eq!((score.found, score.caused, score.same_cause, score.cause()), (3, 2, 1, Some(0.5)));
+        let mut twice = score.clone();
+        twice.add(&score);
+        assert_eq!((twice.caused, twice.same_cause), (4, 2));
+    }
+
+    /// The values are those of Wilson's formula as published: 10 of 10, 81 of 263.
+    #[test]
+    fn an_interval_is_narrow_where_many_were_seen_and_never_beyond_all() {
+        let near = |part, of, low: f64, high: f64| {
+            interval(part, of).is_some_and(|it| (it.0 - low).abs() < 5e-4 && (it.1 - high).abs() < 5e-4)
+        };
+        assert!(near(10, 10, 0.7225, 1.0) && near(0, 10, 0.0, 0.2775) && near(81, 263, 0.2553, 0.3662));
+        assert_eq!(interval(0, 0), None);
+    }
+
+    #[test]
     fn signs_may_be_half_a_second_off_and_no_more() {
         let truth = truth(&[(1, 10, 20, true)], &[(Some(50), Some(60))]);
         let at = |begin_ns: i64| Sign { begin_ns, ..sign(1, Severity::Warning, 0, 1) };
@@ -286,13 +358,32 @@ mod tests {
     #[test]
     fn shares_are_of_what_there_is_and_recordings_add_up() {
         let text = |text: &str| vec![text.to_owned()];
-        let one = Score { must_find: 4, found: 3, signs: 5, right: 2, delays_ms: vec![7], wrong: text("a") };
+        let one = Score {
+            must_find: 4,
+            found: 3,
+            signs: 5,
+            right: 2,
+            delays_ms: vec![7],
+            wrong: text("a"),
+            ..Score::default()
+        };
         assert_eq!((one.precision(), one.recall()), (Some(0.4), Some(0.75)));
         assert_eq!((Score::default().precision(), Score::default().recall()), (None, None));
         let mut both = one.clone();
-        both.add(&Score { must_find: 1, found: 1, signs: 2, right: 1, delays_ms: vec![9], wrong: text("b") });
+        both.add(&Score {
+            must_find: 1,
+            found: 1,
+            signs: 2,
+            right: 1,
+            delays_ms: vec![9],
+            wrong: text("b"),
+            ..Score::default()
+        });
         let wrong = ["a", "b"].map(str::to_owned).to_vec();
-        assert_eq!(both, Score { must_find: 5, found: 4, signs: 7, right: 3, delays_ms: vec![7, 9], wrong });
+        assert_eq!(
+            both,
+            Score { must_find: 5, found: 4, signs: 7, right: 3, delays_ms: vec![7, 9], wrong, ..Score::default() }
+        );
         let wrong = [(31 * SECOND_NS, sign(1, Severity::Warning, 30, 1))];
         assert_eq!(score(FindingKind::Straggler, &Truth::default(), &wrong).wrong, [" (31000000000)"]);
     }

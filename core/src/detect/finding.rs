@@ -80,6 +80,34 @@ impl Certainty {
     }
 }
 
+crate::labels! {
+    /// Why a rank is late.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum LagCause {
+        /// It computes longer than the others: it has more work.
+        Computes = "computes",
+        /// It computes longer because its GPU's clocks are held back.
+        Clocks = "clocks",
+        /// Its GPU waits for its host.
+        Host = "host",
+        /// Its host is late because its process waits for a CPU.
+        Cpu = "cpu",
+        /// Its process waits for a CPU because its container has reached its CPU limit.
+        CpuLimit = "cpu_limit",
+        /// Its host is late because its container waits for memory of the host.
+        HostMemory = "host_memory",
+        /// Its host is late because its container waits for storage.
+        Storage = "storage",
+        /// Its host is late because Python's garbage collector stops it.
+        GarbageCollector = "garbage_collector",
+        /// Its input is late.
+        Data = "data",
+        /// It mapped memory.
+        Memory = "memory",
+    }
+}
+
 /// Whom it concerns; a part that does not apply is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject {
@@ -133,6 +161,8 @@ pub struct Sign {
     pub step: Option<u64>,
     /// Distinguishes it from others of its kind on the same subject: the number of an XID.
     pub code: Option<u64>,
+    /// Why a rank is late, where its sign is about that and the readings decide.
+    pub lag_cause: Option<LagCause>,
     /// Ranks of the job that wait for the subject, in order and at most 64; empty where nobody is known to.
     pub waiting_ranks: Vec<u32>,
     /// Time that ranks lost by it since the sign before, summed over the ranks, nanoseconds; `None` where that is not known.

@@ -31,6 +31,7 @@ impl Detector for GpuLost {
                 until_ns: view.now_ns + SECOND_NS,
                 step: None,
                 code: None,
+                lag_cause: None,
                 waiting_ranks: Vec::new(),
                 lost_ns: None,
                 evidence: Vec::new(),

@@ -235,6 +235,7 @@ fn sign(view: &View<'_>, gpu: usize, clocks: &Clocks, begin_ns: i64, steps_ns: O
         until_ns: view.now_ns + view.settings.hold_ns,
         step: view.step_on(gpu),
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence: numbers.into_iter().filter_map(|(name, value)| Some(Evidence { name, value: value? })).collect(),

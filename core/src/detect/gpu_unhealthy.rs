@@ -132,6 +132,7 @@ impl Ailment {
             until_ns: view.now_ns + view.settings.hold_ns,
             step: None,
             code: Some(self.code),
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence: Vec::new(),

@@ -2,6 +2,7 @@
 
 use super::detector::{Detector, Ratios, Trouble};
 use super::finding::Sign;
+use super::hosts::Hosts;
 use super::settings::Settings;
 use super::steps::{Phase, Step};
 use super::view::{RankNow, View, running};
@@ -27,6 +28,7 @@ pub(super) struct Hand {
     pub host_ooms: Vec<(RankKey, Arc<HostOom>)>,
     pub steps: Vec<Step>,
     pub flushes: Vec<(usize, Flush)>,
+    pub hosts: Hosts,
     pub since_ns: Vec<i64>,
     /// What detectors before found.
     pub troubles: Vec<Trouble>,
@@ -42,8 +44,23 @@ impl Hand {
         let state = |gpu| GpuState::new(device(gpu), 600 * SECOND_NS, 100 * MILLISECOND_NS);
         let gpus = (0..gpus).map(state).collect();
         let (ranks, steps, flushes, troubles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (settings, since_ns, ooms, host_ooms) = (Settings::default(), Vec::new(), Vec::new(), Vec::new());
-        Self { now_ns: 0, settings, gpus, ranks, ooms, host_ooms, steps, flushes, since_ns, troubles, rings, writers }
+        let (settings, hosts, since_ns) = (Settings::default(), Hosts::default(), Vec::new());
+        let (ooms, host_ooms) = (Vec::new(), Vec::new());
+        Self {
+            now_ns: 0,
+            settings,
+            gpus,
+            ranks,
+            ooms,
+            host_ooms,
+            steps,
+            flushes,
+            hosts,
+            since_ns,
+            troubles,
+            rings,
+            writers,
+        }
     }
 
     /// From now on a GPU uses `bytes` bytes of memory.
@@ -140,6 +157,7 @@ impl Hand {
             ooms: &self.ooms,
             host_ooms: &self.host_ooms,
             flushes: &self.flushes,
+            hosts: &self.hosts,
             since_ns: &self.since_ns,
         })
     }

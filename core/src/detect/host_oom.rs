@@ -50,6 +50,7 @@ fn sign(view: &View<'_>, key: &RankKey, oom: &HostOom) -> Sign {
         until_ns: view.now_ns + HOLD_NS,
         step: oom.step,
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence: evidence.into_iter().flatten().collect(),

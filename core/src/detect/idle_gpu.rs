@@ -66,6 +66,7 @@ fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
         until_ns: view.now_ns + SECOND_NS,
         step: view.step_on(gpu),
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence: vec![bytes("held_bytes", held_bytes), Evidence { name: "idle_seconds", value: seconds(idle_ns) }],

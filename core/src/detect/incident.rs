@@ -485,6 +485,7 @@ mod tests {
             until_ns: at_s * SECOND_NS + HOLD_NS,
             step: None,
             code: None,
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence: Vec::<Evidence>::new(),

@@ -98,6 +98,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
         until_ns: view.now_ns + view.settings.hold_ns,
         step: step.number,
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: steps.back().map(|step| step.stalled_ns),
         evidence: vec![

@@ -92,6 +92,7 @@ fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
         until_ns: view.now_ns + settings.hold_ns,
         step: view.step_on(gpu),
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence: vec![bytes("least_free_bytes", free_bytes), bytes("needed_bytes", needed_bytes)],

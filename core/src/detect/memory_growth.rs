@@ -175,6 +175,7 @@ impl Place<'_> {
             begin_ns: growth.onset_ns,
             until_ns: end_ns + if self.is_step { view.settings.hold_ns } else { 2 * MINUTE_NS },
             code: None,
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence: self.evidence(end_ns),

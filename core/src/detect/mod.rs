@@ -22,6 +22,7 @@ mod gpu_unhealthy;
 #[cfg(test)]
 mod hand;
 mod host_oom;
+mod hosts;
 mod idle_gpu;
 mod incident;
 mod input_stall;
@@ -51,7 +52,8 @@ mod xid;
 
 pub use board::{Board, Change};
 pub use detector::{Looked, Ratios};
-pub use finding::{Certainty, Evidence, Finding, FindingKind, Said, Severity, Sign, Subject, Text};
+pub use finding::{Certainty, Evidence, Finding, FindingKind, LagCause, Said, Severity, Sign, Subject, Text};
+pub use hosts::{HostWaits, MOST_SUSPECTS};
 pub use incident::{Cause, Concerned, Incident, KindFound};
 pub use settings::Settings;
 pub use steps::MOST_PHASES_BYTES;
@@ -62,6 +64,7 @@ use crate::jobs::{JobId, Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
 use crate::shares;
 use detector::{Detector, Trouble};
+use hosts::Hosts;
 use scrapes::Scrapes;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,6 +90,7 @@ pub struct Detect {
     settings: Settings,
     state: Mutex<State>,
     board: Mutex<Board>,
+    hosts: Hosts,
     scrapes: Mutex<Scrapes>,
     /// Steps and phases that were forgotten before the detectors looked.
     unseen: AtomicU64,
@@ -109,7 +113,7 @@ impl Detect {
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let (state, board, scrapes) = (Mutex::new(State::new()), Mutex::default(), Mutex::default());
-        Self { settings, state, board, scrapes, unseen: AtomicU64::new(0) }
+        Self { settings, state, board, hosts: Hosts::default(), scrapes, unseen: AtomicU64::new(0) }
     }
 
     /// The thresholds.
@@ -227,6 +231,7 @@ impl Detect {
             ooms: &ooms,
             host_ooms: &host_ooms,
             flushes: &flushes,
+            hosts: &self.hosts,
             on: &subjects.on,
             since_ns: &subjects.since_ns,
         };
@@ -253,6 +258,16 @@ impl Detect {
             *times.entry(&step.key.0).or_default() += u64::try_from(time_ns).unwrap_or(0);
         }
         times
+    }
+
+    /// Reads what processes wait for, of the ranks whose host seems to be late; `read` is given a process. To be called at each
+    /// turn: each process is read about once a second.
+    pub fn read_hosts(&self, now_ns: i64, mut read: impl FnMut(u32) -> Option<HostWaits>) {
+        for (key, pid) in self.hosts.wanted(now_ns) {
+            if let Some(waits) = read(pid) {
+                self.hosts.note(&key, HostWaits { at_ns: now_ns, ..waits });
+            }
+        }
     }
 
     /// Ends findings that run out while there is no node.

@@ -212,6 +212,7 @@ fn sign(view: &View<'_>, key: &RankKey, gpu: Option<usize>, peak_bytes: Option<u
         until_ns: view.now_ns + HOLD_NS,
         step,
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence: known.evidence(),

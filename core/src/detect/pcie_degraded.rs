@@ -88,6 +88,7 @@ fn sign(view: &View<'_>, gpu: usize, link: &PcieLink, begin_ns: i64) -> Sign {
         until_ns: view.now_ns + view.settings.hold_ns,
         step: view.step_on(gpu),
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence: evidence.into_iter().chain(ratio).collect(),

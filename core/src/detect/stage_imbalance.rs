@@ -108,6 +108,7 @@ impl Longest {
             until_ns: view.now_ns + view.settings.hold_ns,
             step: step.and_then(|step| step.number),
             code: Some(u64::from(stage)),
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence,

@@ -8,7 +8,9 @@
 //! mapped memory, as the first steps of a run do, is reported with severity `info`: it explains its peers' slow collectives.
 
 use super::detector::{Looked, Ratios, Trouble};
-use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, number, seconds};
+use super::finding::{
+    Certainty, Evidence, FindingKind, HumanDuration, LagCause, Severity, Sign, Subject, Text, number, seconds,
+};
 use super::lasting::Lags;
 use super::peers::{Alike, Group, Member, Whole};
 use super::steps::Step;
@@ -63,8 +65,16 @@ impl Straggler {
         }
     }
 
-    /// Judges the ranks of a step. Returns whether one of them lags lastingly, whether it is named or not.
-    pub fn judge(&mut self, view: &View<'_>, group: &Group<'_>, troubles: &[Trouble], signs: &mut Vec<Sign>) -> bool {
+    /// Judges the ranks of a step, and counts it; `is_judged` is whether it was judged already by what its marks of communication do
+    /// not say ([`Late`](super::late::Late)). Returns whether one of them lags lastingly, whether it is named or not.
+    pub fn judge(
+        &mut self,
+        view: &View<'_>,
+        group: &Group<'_>,
+        troubles: &[Trouble],
+        is_judged: bool,
+        signs: &mut Vec<Sign>,
+    ) -> bool {
         let lags: Vec<Lag<'_>> = group.alike.iter().flat_map(|alike| lags(group, alike)).collect();
         for member in &group.members {
             if let Some(known) = self.ranks.get_mut(&member.step.key) {
@@ -94,7 +104,7 @@ impl Straggler {
         }
         let judged = |step: &Step| {
             let is_compared = lags.iter().any(|lag| lag.member.step.key == step.key);
-            is_compared && step.nth >= view.settings.warm_up_steps && !unclear.contains(&&step.key)
+            is_judged || is_compared && step.nth >= view.settings.warm_up_steps && !unclear.contains(&&step.key)
         };
         group.compared().for_each(|step| self.looked.note(judged(step)));
         !lasting.is_empty()
@@ -237,6 +247,7 @@ impl Lag<'_> {
             until_ns: view.now_ns + view.settings.hold_ns,
             step: step.number,
             code: None,
+            lag_cause: once.map(|_| LagCause::Memory),
             waiting_ranks: Vec::new(),
             lost_ns: i64::try_from(self.peers).ok().map(|peers| self.waited_ns.saturating_mul(peers)),
             evidence,

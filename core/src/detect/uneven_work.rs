@@ -114,6 +114,7 @@ fn sign(view: &View<'_>, group: &Group<'_>, recent: &VecDeque<Longest>) -> Optio
         until_ns: view.now_ns + view.settings.hold_ns,
         step: step.number,
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence,

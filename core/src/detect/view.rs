@@ -4,6 +4,7 @@
 //! reads the system, so that a replay shows the same views as the live run did.
 
 use super::finding::{Evidence, HumanBytes, Subject, number};
+use super::hosts::Hosts;
 use super::settings::Settings;
 use super::steps::Step;
 use crate::gpu::GpuState;
@@ -74,6 +75,8 @@ pub(super) struct View<'a> {
     pub host_ooms: &'a [(RankKey, Arc<HostOom>)],
     /// Falls and regrowths since the last view, each with the position of its GPU.
     pub flushes: &'a [(usize, Flush)],
+    /// What processes wait for on their host, of ranks whose host seems late.
+    pub hosts: &'a Hosts,
     /// By GPU, the positions of the ranks that run on it, and when the last other rank left it ([`Subjects`]).
     pub on: &'a [Vec<usize>],
     pub since_ns: &'a [i64],
@@ -323,6 +326,13 @@ pub(super) fn bytes(name: &'static str, bytes: u64) -> Evidence {
 /// Bytes for people.
 pub(super) fn human(bytes: u64) -> HumanBytes {
     HumanBytes(number(bytes))
+}
+
+/// The median of a list in order, without one of the values that equal `own`; of an even number the lower one.
+pub(super) fn median_of_others(sorted: &[i64], own: i64) -> Option<i64> {
+    let middle = sorted.len().checked_sub(2)? / 2;
+    let own_at = sorted.binary_search(&own).ok()?;
+    sorted.get(if middle < own_at { middle } else { middle + 1 }).copied()
 }
 
 /// The median; `None` of nothing.

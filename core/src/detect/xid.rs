@@ -89,6 +89,7 @@ fn sign(view: &View<'_>, gpu: usize, xid: u64, count: u64) -> Sign {
         until_ns: view.now_ns + HOLD_NS,
         step: view.step_at(gpu, at_ns),
         code: Some(xid),
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence: vec![

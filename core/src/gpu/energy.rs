@@ -176,8 +176,7 @@ mod tests {
             series.push(UsagePoint {
                 at_ns: SECOND_NS + n * 100 * MILLISECOND_NS,
                 power_watts: (!unknown_ms.contains(&(n * 100))).then_some(100.0),
-                utilization_ratio: None,
-                throttle_reasons: None,
+                ..UsagePoint::default()
             })
         });
         series

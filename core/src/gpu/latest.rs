@@ -339,8 +339,8 @@ impl GpuState {
 
     /// Keeps the medium lane's reading.
     pub fn set_medium(&self, at_ns: i64, reading: Medium) {
-        let Medium { power_watts, utilization_ratio, throttle_reasons, .. } = reading;
-        self.series.push(UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons });
+        let Medium { power_watts, utilization_ratio, throttle_reasons, activity, .. } = reading;
+        self.series.push(UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons, activity });
         if let (Some(reasons), Some(before)) = (throttle_reasons, self.medium()) {
             self.add_throttled(reasons, at_ns - before.at_ns);
         }

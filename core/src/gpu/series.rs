@@ -1,10 +1,11 @@
 //! Power and idleness over time, kept as running totals so that any interval costs two look-ups.
 
+use super::readings::Activity;
 use crate::clock::SECOND_NS;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// Points kept at most: 10 minutes at 30 ms, 0.8 MB.
+/// Points kept at most: 10 minutes at 30 ms, 1 MB.
 pub const MOST_POINTS: usize = 20_000;
 
 /// The medium lane's period on a GPU on which nothing runs, unless the configured one is longer, nanoseconds.
@@ -21,7 +22,7 @@ pub struct Usage {
 }
 
 /// One reading of the medium lane.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct UsagePoint {
     /// When, nanoseconds of the timeline.
     pub at_ns: i64,
@@ -31,6 +32,8 @@ pub struct UsagePoint {
     pub utilization_ratio: Option<f64>,
     /// Why clocks were held back: NVML's mask, of which [`THROTTLE_REASONS`](super::THROTTLE_REASONS) names some bits.
     pub throttle_reasons: Option<u64>,
+    /// What its multiprocessors and its memory did in the time before.
+    pub activity: Activity,
 }
 
 /// Readings of the medium lane with their running totals. One lane writes, attribution reads.
@@ -42,7 +45,7 @@ pub struct Series {
     points: Mutex<VecDeque<Point>>,
 }
 
-/// One reading in 40 bytes: there are thousands for each GPU.
+/// One reading in 48 bytes: there are thousands for each GPU.
 #[derive(Debug, Clone, Copy)]
 struct Point {
     at_ns: i64,
@@ -50,7 +53,8 @@ struct Point {
     energy_joules: f64,
     idle_seconds: f64,
     power_milliwatts: Packed,
-    activity: Activity,
+    busy: Busy,
+    activity: [Share; 4],
     /// Total time before this point without a known value, microseconds, modulo 2^32. Totals are only compared for equality.
     unknown_energy_us: u32,
     unknown_idle_us: u32,
@@ -79,9 +83,9 @@ impl Packed {
 /// Utilization in parts of a million, in the lower bits, and NVML's mask of clock event reasons in the upper ones; all ones
 /// is "not known" of either.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Activity(u32);
+struct Busy(u32);
 
-impl Activity {
+impl Busy {
     const RATIO_BITS: u32 = 20;
     const NO_RATIO: u32 = (1 << Self::RATIO_BITS) - 1;
     const NO_REASONS: u32 = u32::MAX >> Self::RATIO_BITS;
@@ -106,6 +110,38 @@ impl Activity {
     fn throttle_reasons(self) -> Option<u64> {
         Some(self.0 >> Self::RATIO_BITS).filter(|reasons| *reasons != Self::NO_REASONS).map(u64::from)
     }
+}
+
+/// A share in 16 bits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Share(u16);
+
+impl Share {
+    /// What is no share is not known.
+    fn new(share: Option<f64>) -> Self {
+        Self(
+            u16::try_from(Packed::new(share, Self::PARTS).0)
+                .ok()
+                .filter(|parts| f64::from(*parts) <= Self::PARTS)
+                .unwrap_or(u16::MAX),
+        )
+    }
+
+    fn value(self) -> Option<f64> {
+        (self.0 != u16::MAX).then(|| f64::from(self.0) / Self::PARTS)
+    }
+
+    const PARTS: f64 = 50_000.0;
+}
+
+fn shares(activity: &Activity) -> [Share; 4] {
+    let Activity { sm_active_ratio, sm_occupancy_ratio, tensor_active_ratio, dram_active_ratio } = *activity;
+    [sm_active_ratio, sm_occupancy_ratio, tensor_active_ratio, dram_active_ratio].map(Share::new)
+}
+
+fn activity(shares: &[Share; 4]) -> Activity {
+    let [sm_active_ratio, sm_occupancy_ratio, tensor_active_ratio, dram_active_ratio] = shares.map(Share::value);
+    Activity { sm_active_ratio, sm_occupancy_ratio, tensor_active_ratio, dram_active_ratio }
 }
 
 const MILLI: f64 = 1e3;
@@ -141,7 +177,7 @@ impl Series {
 
     /// Adds a reading; one that is not later than the last is ignored.
     pub fn push(&self, reading: UsagePoint) {
-        let UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons } = reading;
+        let UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons, activity } = reading;
         let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
         let base = match points.back() {
             None => Point::first(at_ns),
@@ -153,7 +189,8 @@ impl Series {
         }
         points.push_back(Point {
             power_milliwatts: Packed::new(power_watts, MILLI),
-            activity: Activity::new(utilization_ratio, throttle_reasons),
+            busy: Busy::new(utilization_ratio, throttle_reasons),
+            activity: shares(&activity),
             ..base
         });
     }
@@ -204,7 +241,8 @@ impl Point {
             energy_joules: 0.0,
             idle_seconds: 0.0,
             power_milliwatts: Packed::UNKNOWN,
-            activity: Activity::UNKNOWN,
+            busy: Busy::UNKNOWN,
+            activity: shares(&Activity::default()),
             unknown_energy_us: 0,
             unknown_idle_us: 0,
         }
@@ -214,8 +252,9 @@ impl Point {
         UsagePoint {
             at_ns: self.at_ns,
             power_watts: self.power_watts(),
-            utilization_ratio: self.activity.utilization_ratio(),
-            throttle_reasons: self.activity.throttle_reasons(),
+            utilization_ratio: self.busy.utilization_ratio(),
+            throttle_reasons: self.busy.throttle_reasons(),
+            activity: activity(&self.activity),
         }
     }
 
@@ -225,7 +264,7 @@ impl Point {
 
     /// NVML reports the share of its window in which a kernel ran: in the rest none did.
     fn idle_ratio(&self) -> Option<f64> {
-        self.activity.utilization_ratio().map(|ratio| (1.0 - ratio).clamp(0.0, 1.0))
+        self.busy.utilization_ratio().map(|ratio| (1.0 - ratio).clamp(0.0, 1.0))
     }
 
     /// The totals at a later time, with this point's readings held.
@@ -263,7 +302,7 @@ mod tests {
                 at_ns: at_ms(*ms),
                 power_watts: *power,
                 utilization_ratio: *utilization,
-                throttle_reasons: None,
+                ..UsagePoint::default()
             });
         }
         series
@@ -300,7 +339,7 @@ mod tests {
     fn a_reading_holds_for_three_periods_only() {
         let series = Series::new(600 * SECOND_NS, SECOND_NS);
         let (power_watts, utilization_ratio) = (Some(100.0), Some(0.0));
-        series.push(UsagePoint { at_ns: at_ms(0), power_watts, utilization_ratio, throttle_reasons: None });
+        series.push(UsagePoint { at_ns: at_ms(0), power_watts, utilization_ratio, ..UsagePoint::default() });
         assert!(series.usage(at_ms(0), at_ms(3_000)).energy_joules.is_some());
         assert_eq!(series.usage(at_ms(0), at_ms(3_001)).energy_joules, None);
     }
@@ -321,7 +360,7 @@ mod tests {
             .map(|point| (point.at_ns, point.power_watts, point.utilization_ratio))
             .collect();
         assert_eq!(given, readings.map(|(ms, power, utilization)| (at_ms(ms), power, utilization)));
-        assert_eq!(size_of::<Point>(), 40);
+        assert_eq!(size_of::<Point>(), 48);
     }
 
     #[test]
@@ -330,7 +369,7 @@ mod tests {
         let given =
             [(Some(0.0), Some(0)), (Some(1.0), Some(0x44)), (None, Some(0x1ff)), (Some(0.5), None), (None, None)];
         for (n, (utilization_ratio, throttle_reasons)) in (0..).zip(given) {
-            series.push(UsagePoint { at_ns: at_ms(n), power_watts: None, utilization_ratio, throttle_reasons });
+            series.push(UsagePoint { at_ns: at_ms(n), utilization_ratio, throttle_reasons, ..UsagePoint::default() });
         }
         let points = series.points(at_ms(-1), at_ms(9));
         assert_eq!(
@@ -338,8 +377,21 @@ mod tests {
             given
         );
         for (ratio, reasons) in [(1.000_001, 0x800), (1.1, u64::MAX)] {
-            assert_eq!(Activity::new(Some(ratio), Some(reasons)), Activity::UNKNOWN);
+            assert_eq!(Busy::new(Some(ratio), Some(reasons)), Busy::UNKNOWN);
         }
+    }
+
+    #[test]
+    fn activity_comes_back_to_a_fiftieth_of_a_thousandth_and_what_is_no_share_is_not_known() {
+        let series = series(&[]);
+        let given = [Some(0.123_46), Some(1.0), None, Some(0.0)];
+        let [sm_active_ratio, sm_occupancy_ratio, tensor_active_ratio, dram_active_ratio] = given;
+        let activity = Activity { sm_active_ratio, sm_occupancy_ratio, tensor_active_ratio, dram_active_ratio };
+        series.push(UsagePoint { at_ns: at_ms(0), activity, ..UsagePoint::default() });
+        let wrong = Activity { sm_active_ratio: Some(1.1), tensor_active_ratio: Some(f64::NAN), ..Activity::default() };
+        series.push(UsagePoint { at_ns: at_ms(100), activity: wrong, ..UsagePoint::default() });
+        let kept: Vec<_> = series.points(at_ms(-1), at_ms(100)).iter().map(|point| point.activity).collect();
+        assert_eq!(kept, [activity, Activity::default()]);
     }
 
     #[test]
@@ -354,7 +406,7 @@ mod tests {
     fn readings_are_in_order_and_kept_for_their_time_and_in_their_number() {
         let series = Series::new(1_000, 10);
         let push = |at_ns| {
-            let reading = UsagePoint { at_ns, power_watts: None, utilization_ratio: None, throttle_reasons: None };
+            let reading = UsagePoint { at_ns, ..UsagePoint::default() };
             series.push(reading);
         };
         let times = || series.points(i64::MIN, i64::MAX).iter().map(|point| point.at_ns).collect::<Vec<_>>();
@@ -368,7 +420,7 @@ mod tests {
         assert!(series.points(1_005, 20).is_empty());
         let many = Series::new(i64::MAX / 2, 1);
         (0..MOST_POINTS as i64 + 3).for_each(|at_ns| {
-            many.push(UsagePoint { at_ns, power_watts: None, utilization_ratio: None, throttle_reasons: None });
+            many.push(UsagePoint { at_ns, ..UsagePoint::default() });
         });
         let points = many.points(i64::MIN, i64::MAX);
         assert_eq!((points.len(), points[0].at_ns), (MOST_POINTS, 3));

@@ -11,6 +11,7 @@ use super::waiting::{Arrival, Parked};
 use crate::place::cgroup::Groups;
 use crate::place::{Kubelet, Peer};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use highwater_core::detect::HostWaits;
 use highwater_core::gpu::{Device, Processes};
 use highwater_core::jobs::{
     Account, Accounts, Context, Event, Jobs, Limits, Outcome, OutcomeCounts, Owner, Refusal, Reservation, Resource,
@@ -111,6 +112,11 @@ impl Intake {
     pub fn with_live_clock(mut self, live: Arc<dyn Clock>) -> Self {
         self.senders.live = live;
         self
+    }
+
+    /// What a sender's process waits for on its host: see [`HostWaits`].
+    pub fn host_waits(&self, pid: u32) -> Option<HostWaits> {
+        self.kills.waits(pid)
     }
 
     /// How many control groups are read for processes that the kernel kills.

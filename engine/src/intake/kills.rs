@@ -9,7 +9,9 @@
 
 use crate::place::cgroup::{Counts, Groups, MOST_PATH_BYTES, MemoryGroup, Reason, Search};
 use crate::place::process::{Ending, ending, is_of, started};
+use crate::place::waits::{self, MOST_THREADS, Threads};
 use highwater_core::clock::SECOND_NS;
+use highwater_core::detect::{HostWaits, MOST_SUSPECTS};
 use highwater_core::jobs::{Account, HostOom, Speaker};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -27,7 +29,10 @@ const MOST_SENDERS: usize = 1024;
 /// Senders whose group is looked for at a time.
 const MOST_NEW: usize = 32;
 /// Bytes of all that is kept.
-pub const MOST_KILLS_BYTES: usize = MOST_GROUPS * (2 * MOST_PATH_BYTES + 512) + MOST_SENDERS * 256;
+pub const MOST_KILLS_BYTES: usize =
+    MOST_GROUPS * (2 * MOST_PATH_BYTES + 512) + MOST_SENDERS * 256 + 2 * MOST_SUSPECTS * MOST_THREADS * THREAD_BYTES;
+/// Bytes of one thread's total in a map, of which up to half is empty.
+const THREAD_BYTES: usize = 40;
 
 /// Control groups of senders' processes.
 #[derive(Debug)]
@@ -38,6 +43,8 @@ pub(super) struct Kills {
     senders: Mutex<HashMap<Speaker, Follow>>,
     /// How many groups are read.
     count: AtomicUsize,
+    /// The threads of processes whose waits are read, each with when it started.
+    waiting: Mutex<HashMap<u32, (Option<u64>, Threads)>>,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +90,13 @@ struct Pending {
 
 impl Kills {
     pub fn new(groups: Groups) -> Self {
-        Self { groups, watched: Mutex::default(), senders: Mutex::default(), count: AtomicUsize::new(0) }
+        Self {
+            groups,
+            watched: Mutex::default(),
+            senders: Mutex::default(),
+            count: AtomicUsize::new(0),
+            waiting: Mutex::default(),
+        }
     }
 
     /// Follows the group of this sender's process. Its files are read later: an event must not wait for them.
@@ -161,6 +174,26 @@ impl Kills {
     pub fn take(&self, speaker: Speaker) -> Option<HostOom> {
         self.senders().remove(&speaker);
         if self.groups.is_on() { self.state().ended.remove(&speaker) } else { None }
+    }
+
+    /// What a sender's process waits for on its host; `None` if it is not followed, or another process has its id by now.
+    pub fn waits(&self, pid: u32) -> Option<HostWaits> {
+        let follow = self.senders().values().find(|follow| follow.pid == pid && follow.start.is_some())?.clone();
+        let process = self.groups.process(pid);
+        if started(&process) != follow.start || !is_of(&process, &follow.account.owner) {
+            return None;
+        }
+        let group = follow.folder.as_ref().and_then(|folder| Some(self.state().groups.get(folder)?.group.clone()));
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that are asked for are few; the others are not asked for any more.
+        if waiting.len() >= 2 * MOST_SUSPECTS && !waiting.contains_key(&pid) {
+            waiting.clear();
+        }
+        let (start, threads) = waiting.entry(pid).or_default();
+        if *start != follow.start {
+            (*start, *threads) = (follow.start, Threads::default());
+        }
+        waits::read(threads, &process, group.as_ref())
     }
 
     /// How many control groups are read.

@@ -250,6 +250,11 @@ impl MemoryGroup {
         Reason::Limit(Limit { group: self.name(level), bytes })
     }
 
+    /// The group's folder, if it is of version 2.
+    pub fn second_version(&self) -> Option<&Path> {
+        (self.version == Version::Two).then_some(&*self.own)
+    }
+
     /// The group as the kernel names it.
     pub fn own_name(&self) -> String {
         self.name(&self.own)

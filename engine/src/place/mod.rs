@@ -10,6 +10,7 @@ pub mod home;
 pub mod kubelet;
 pub mod peer;
 pub mod process;
+pub(crate) mod waits;
 
 pub(crate) use kubelet::Kubelet;
 pub(crate) use peer::{LookupOutcome, Peer, Peers};

@@ -1,4 +1,4 @@
-//! Utilization, power and clock event reasons of each GPU, if the recording has them.
+//! Utilization, power, clock event reasons and activity of each GPU, if the recording has them.
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{Medium, UsagePoint};
@@ -30,6 +30,7 @@ impl Meters {
                 utilization_ratio: reading.utilization_ratio,
                 power_watts: reading.power_watts,
                 throttle_reasons: reading.throttle_reasons,
+                activity: reading.activity,
                 ..Medium::default()
             }
         })

@@ -7,7 +7,7 @@ use super::points::Track;
 use super::problem::FileProblem;
 use super::rows::{RecordingReader, json, needed, number, real, text, word};
 use super::tape::{Format, Tape, Times, Words, is_too_long};
-use highwater_core::gpu::{Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
+use highwater_core::gpu::{Activity, Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::source::{OpenError, provenance};
 use highwater_core::wire::{Annotation, EventType, Gpu, GpuList, Kind, Memory, Scalar};
 use rusqlite::Row;
@@ -109,15 +109,24 @@ pub(super) fn track(file: &mut RecordingReader, gpu: u32, until_ns: Option<i64>)
 
 impl RecordingReader {
     fn meters(&mut self) -> Result<Meters, OpenError> {
-        let reasons = if self.has_column("usage", "throttle_reasons") { "throttle_reasons" } else { "NULL" };
+        // Files from before a column lack it.
+        let later =
+            ["throttle_reasons", "sm_active_ratio", "sm_occupancy_ratio", "tensor_active_ratio", "dram_active_ratio"];
+        let later = later.map(|column| if self.has_column("usage", column) { column } else { "NULL" }).join(", ");
         let query =
-            format!("SELECT gpu, at_ns, utilization_ratio, power_watts, {reasons} FROM usage ORDER BY gpu, at_ns");
+            format!("SELECT gpu, at_ns, utilization_ratio, power_watts, {later} FROM usage ORDER BY gpu, at_ns");
         let rows = self.rows("usage", &query, 0, MOST_USAGE, |row| {
             let reading = UsagePoint {
                 at_ns: needed(row, 1)?,
                 utilization_ratio: real(row, 2)?,
                 power_watts: real(row, 3)?,
                 throttle_reasons: number(row, 4)?,
+                activity: Activity {
+                    sm_active_ratio: real(row, 5)?,
+                    sm_occupancy_ratio: real(row, 6)?,
+                    tensor_active_ratio: real(row, 7)?,
+                    dram_active_ratio: real(row, 8)?,
+                },
             };
             Ok((needed::<u32>(row, 0)?, reading))
         })?;

@@ -50,6 +50,7 @@ CREATE TABLE samples (
 ) WITHOUT ROWID;
 CREATE TABLE usage (
     gpu INTEGER NOT NULL, at_ns INTEGER NOT NULL, power_watts REAL, utilization_ratio REAL, throttle_reasons INTEGER,
+    sm_active_ratio REAL, sm_occupancy_ratio REAL, tensor_active_ratio REAL, dram_active_ratio REAL,
     PRIMARY KEY (gpu, at_ns)
 ) WITHOUT ROWID;
 CREATE TABLE health (
@@ -92,7 +93,8 @@ CREATE TABLE ranks (
 CREATE TABLE findings (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, severity TEXT NOT NULL, certainty TEXT NOT NULL, gpu_uuid TEXT, job TEXT,
     rank INTEGER, begin_ns INTEGER NOT NULL, end_ns INTEGER, what TEXT NOT NULL, why TEXT NOT NULL,
-    advice TEXT NOT NULL, evidence TEXT NOT NULL, seen_ns INTEGER, first_seen_ns INTEGER, first_what TEXT, first_why TEXT
+    advice TEXT NOT NULL, evidence TEXT NOT NULL, seen_ns INTEGER, first_seen_ns INTEGER, first_what TEXT, first_why TEXT,
+    lag_cause TEXT
 );
 CREATE TABLE triggers (at_ns INTEGER NOT NULL, reason TEXT NOT NULL, job TEXT, rank INTEGER, note TEXT NOT NULL,
     owner TEXT);

@@ -7,7 +7,7 @@ use super::jobs::Texts;
 use super::schema;
 use super::state::State;
 use crate::sample::Sweep;
-use highwater_core::detect::{Finding, Said};
+use highwater_core::detect::{Finding, LagCause, Said};
 use highwater_core::gpu::{Became, GpuChange, GpuState, UsagePoint};
 use highwater_core::jobs::{Event, JobId, Profile, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
@@ -62,6 +62,8 @@ pub struct FindingRow {
     pub severity: String,
     /// `suspected`, `observed` or `confirmed`.
     pub certainty: String,
+    /// Why a rank is late, the word of a [`LagCause`].
+    pub lag_cause: Option<&'static str>,
     /// The GPU that it is about.
     pub gpu_uuid: Option<String>,
     /// The job that it is about.
@@ -98,6 +100,7 @@ impl FindingRow {
             kind: sign.kind.label(),
             severity: sign.severity.label().to_owned(),
             certainty: sign.certainty.label().to_owned(),
+            lag_cause: sign.lag_cause.map(LagCause::label),
             gpu_uuid: finding.gpu.as_ref().map(|(_, uuid)| uuid.clone()),
             job: subject.job.clone(),
             rank: subject.rank,
@@ -254,6 +257,10 @@ impl RecordingWriter {
             power_watts: point.power_watts,
             utilization_ratio: point.utilization_ratio,
             throttle_reasons: point.throttle_reasons.map(whole),
+            sm_active_ratio: point.activity.sm_active_ratio,
+            sm_occupancy_ratio: point.activity.sm_occupancy_ratio,
+            tensor_active_ratio: point.activity.tensor_active_ratio,
+            dram_active_ratio: point.activity.dram_active_ratio,
         })
     }
 
@@ -404,6 +411,7 @@ impl RecordingWriter {
             kind: row.kind,
             severity: row.severity,
             certainty: row.certainty,
+            lag_cause: row.lag_cause,
             gpu_uuid: row.gpu_uuid,
             job: job,
             rank: row.rank,
@@ -480,5 +488,12 @@ impl KnownRank {
     /// What is known of this rank.
     pub fn of(rank: &Rank) -> Self {
         Self { world_size: rank.world_size, pid: rank.pid, gpus: rank.gpus.clone(), mesh: rank.mesh.clone() }
+    }
+
+    /// The same with the GPUs that it had before, if it has none: so a rank that has ended, whose GPUs a replay needs.
+    #[must_use]
+    pub fn after(self, before: Option<&Self>) -> Self {
+        let gpus = self.gpus.or_else(|| before.and_then(|before| before.gpus.clone()));
+        Self { gpus, ..self }
     }
 }

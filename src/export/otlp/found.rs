@@ -53,6 +53,7 @@ pub(super) fn event(finding: &Finding, step: &Attributed, context: &Context) -> 
             .iter()
             .map(|evidence| KeyValue::new(format!("highwater.finding.{}", evidence.name), evidence.value)),
     );
+    attributes.extend(sign.lag_cause.map(|cause| KeyValue::new("highwater.finding.lag_cause", cause.label())));
     if !sign.waiting_ranks.is_empty() {
         let ranks = sign.waiting_ranks.iter().map(|rank| i64::from(*rank)).collect();
         attributes.push(KeyValue::new("highwater.finding.waiting_ranks", Value::Array(Array::I64(ranks))));

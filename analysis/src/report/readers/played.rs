@@ -150,13 +150,27 @@ fn ended(attributed: &Attributed) -> Ended {
 
 fn shown(finding: &Finding) -> Found {
     let FindingRow {
-        kind, severity, certainty, job, rank, begin_ns, end_ns, what, why, advice, seen_ns, first, ..
+        kind,
+        severity,
+        certainty,
+        lag_cause,
+        job,
+        rank,
+        begin_ns,
+        end_ns,
+        what,
+        why,
+        advice,
+        seen_ns,
+        first,
+        ..
     } = FindingRow::of(finding);
     let gpu = finding.gpu.as_ref().map(|(index, _)| index.clone());
     Found {
         kind: kind.to_owned(),
         severity,
         certainty,
+        lag_cause: lag_cause.map(str::to_owned),
         gpu,
         job: job.map(|job| job.to_string()),
         rank,

@@ -172,15 +172,20 @@ fn gpus_of(file: &mut RecordingReader) -> Result<BTreeMap<(String, u32), BTreeSe
 }
 
 fn findings(file: &mut RecordingReader, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<Found>, OpenError> {
-    let query = "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice, seen_ns,
-                 first_seen_ns, first_what, first_why FROM findings ORDER BY begin_ns, id";
-    file.rows("findings", query, 0, MOST_FINDINGS, |row| {
+    // Files from before that column lack it.
+    let cause = if file.has_column("findings", "lag_cause") { "lag_cause" } else { "NULL" };
+    let query = format!(
+        "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice, seen_ns,
+         first_seen_ns, first_what, first_why, {cause} FROM findings ORDER BY begin_ns, id"
+    );
+    file.rows("findings", &query, 0, MOST_FINDINGS, |row| {
         let seen_ns = |at| number(row, at)?.map(|at_ns| near(at_ns, interval)).transpose();
         let sentence = |at| text(row, at).map(|text| short(&text.unwrap_or_default(), LONGEST_SENTENCE));
         Ok(Found {
             kind: sentence(0)?,
             severity: sentence(1)?,
             certainty: sentence(2)?,
+            lag_cause: text(row, 15)?.map(|cause| short(&cause, LONGEST_NAME)),
             gpu: text(row, 3)?.map(|uuid| short(&index_of(gpus, uuid), LONGEST_NAME)),
             job: text(row, 4)?.map(|job| short(&job, LONGEST_NAME)),
             rank: number(row, 5)?,
@@ -216,7 +221,7 @@ mod tests {
         INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES (1, 0, 30, 0), (1, 1, 95, 0), (2, 0, 'x', 0);
         INSERT INTO ranks (job, rank, gpus) VALUES ('j', 0, '[\"b\"]'), ('j', 1, '[\"a\"]');
         INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice', '{}', 1900, 1210,
-            'first what', 'first why')";
+            'first what', 'first why', 'host')";
 
     fn with(more: &str) -> Result<Report, OpenError> {
         let folder = tempfile::tempdir().expect("a folder");

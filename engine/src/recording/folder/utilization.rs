@@ -41,7 +41,7 @@ fn parse(line: &str) -> Result<Option<(u32, UsagePoint)>, FileProblem> {
             at_ns: at.parse().map_err(|_| FileProblem::not_a("time in nanoseconds", at))?,
             utilization_ratio: number(percent, "percentage")?.map(|percent| percent / 100.0),
             power_watts: number(milliwatts, "power")?.map(|milliwatts| milliwatts / 1000.0),
-            throttle_reasons: None,
+            ..UsagePoint::default()
         },
     )))
 }

@@ -112,12 +112,15 @@ fn the_detectors_look_when_they_did() {
 fn a_cell_that_cannot_be_read_costs_its_row_and_no_other() {
     let replay = open(&format!(
         "{GPU} INSERT INTO samples VALUES (0, 10, 0, 100), (0, 20, 0, 'much'), (0, 30, 0, -5), (0, 40, 0, 400);
-         INSERT INTO usage VALUES (0, 10, 250.0, 0.5, 4), (0, 20, 'high', 0.5, NULL);
+         INSERT INTO usage (gpu, at_ns, power_watts, utilization_ratio, throttle_reasons, tensor_active_ratio)
+          VALUES (0, 10, 250.0, 0.5, 4, 0.25), (0, 20, 'high', 0.5, NULL, NULL);
          INSERT INTO annotations (id, at_ns, event, kind, name, job, rank) VALUES
           (1, 12, 'begins', 'phase', 'a', 'j', 0), (2, 13, 'begin', 'phase', 'a', 'j', -1), (3, 14, 'begin', 'phase', 'a', 'j', 0);"
     ));
     assert_eq!((replay.memory_used(0, 35), replay.memory_used(0, 40)), (Ok(100), Ok(400)));
     assert_eq!(replay.annotations().count(), 1);
+    let medium = replay.medium(0, 10, &highwater_core::source::CallStats::default());
+    assert_eq!((medium.throttle_reasons, medium.activity.tensor_active_ratio), (Some(4), Some(0.25)));
     let problems: Vec<String> =
         replay.skipped().first.iter().map(|skipped| format!("{}: {}", skipped.line, skipped.message)).collect();
     assert_eq!(replay.skipped().count, 5, "{problems:?}");
@@ -156,11 +159,14 @@ fn a_file_of_an_earlier_program_is_read_without_what_it_does_not_have() {
     let replay = open(&format!(
         "{GPU} INSERT INTO samples VALUES (0, 10, 0, 100);
          DROP TABLE turns; DROP TABLE health; DROP TABLE xids; ALTER TABLE usage DROP COLUMN throttle_reasons;
+         ALTER TABLE usage DROP COLUMN sm_active_ratio; ALTER TABLE usage DROP COLUMN sm_occupancy_ratio;
+         ALTER TABLE usage DROP COLUMN tensor_active_ratio; ALTER TABLE usage DROP COLUMN dram_active_ratio;
          INSERT INTO usage VALUES (0, 10, 250.0, 0.5);"
     ));
     assert_eq!((replay.skipped().count, replay.changes(i64::MIN, i64::MAX).count()), (0, 0));
     let medium = replay.medium(0, 10, &highwater_core::source::CallStats::default());
     assert_eq!((medium.power_watts, medium.utilization_ratio, medium.throttle_reasons), (Some(250.0), Some(0.5), None));
+    assert_eq!(medium.activity, Activity::default());
 }
 
 #[test]

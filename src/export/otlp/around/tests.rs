@@ -35,6 +35,7 @@ impl Found {
             until_ns: 0,
             step: None,
             code: None,
+            lag_cause: None,
             waiting_ranks: Vec::new(),
             lost_ns: None,
             evidence: Vec::new(),

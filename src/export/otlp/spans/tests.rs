@@ -288,6 +288,7 @@ fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
         until_ns: 0,
         step: None,
         code: None,
+        lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
         evidence: vec![Evidence { name: "fall_bytes", value: 9e9 }],

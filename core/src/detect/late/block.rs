@@ -1,0 +1,69 @@
+//! The steps whose readings are compared with each other, and the blocks of them in a row in which one rank was late.
+
+use crate::detect::finding::LagCause;
+use crate::phases::RankKey;
+use std::collections::VecDeque;
+
+/// Blocks of which the cause is that of most.
+const CAUSE_BLOCKS: usize = 4;
+
+/// The steps of a job whose readings are compared next.
+#[derive(Debug, Default)]
+pub(super) struct LateBlock {
+    pub begin_ns: i64,
+    /// How long each of its steps took.
+    pub lengths_ns: Vec<i64>,
+    pub first: Option<u64>,
+    pub step_ns: i64,
+    /// How many there were.
+    pub steps: usize,
+    /// The mean steps of the last blocks in which nobody was late.
+    pub healthy_ns: VecDeque<i64>,
+    /// The last blocks, if one rank was late in each of them.
+    pub run: Option<Run>,
+}
+
+/// Blocks in a row in which one rank was late.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub key: RankKey,
+    /// When the first began, and the last ended.
+    pub since_ns: i64,
+    pub end_ns: i64,
+    /// The sum of their weights.
+    pub weight: u32,
+    /// What the last of them showed as the cause, each with its weight.
+    pub last: VecDeque<(LagCause, u32)>,
+}
+
+impl LateBlock {
+    /// What the last blocks show as the cause why this rank is late, if they do and the last one ended after it began to be.
+    pub fn cause_of(&self, key: &RankKey, since_ns: i64) -> Option<LagCause> {
+        self.run.as_ref().filter(|run| run.key == *key && run.end_ns > since_ns)?.cause()
+    }
+}
+
+impl Run {
+    /// None yet, of a rank that is late since this time.
+    pub fn new(key: &RankKey, since_ns: i64) -> Self {
+        Self { key: key.clone(), since_ns, end_ns: since_ns, weight: 0, last: VecDeque::new() }
+    }
+
+    /// Adds a block.
+    pub fn add(&mut self, cause: LagCause, weight: u32, end_ns: i64) {
+        self.end_ns = end_ns;
+        self.weight = self.weight.saturating_add(weight);
+        self.last.push_back((cause, weight));
+        if self.last.len() > CAUSE_BLOCKS {
+            self.last.pop_front();
+        }
+    }
+
+    /// The cause with the most weight in the last blocks, of two with as much the first: an interruption is not the cause.
+    pub fn cause(&self) -> Option<LagCause> {
+        let weight_of = |cause: LagCause| {
+            self.last.iter().filter(|(known, _)| *known == cause).map(|(_, weight)| weight).sum::<u32>()
+        };
+        self.last.iter().rev().max_by_key(|(cause, _)| weight_of(*cause)).map(|(cause, _)| *cause)
+    }
+}
