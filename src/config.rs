@@ -74,7 +74,7 @@ pub struct Settings {
     pub processes: bool,
     /// Thresholds for findings.
     pub detect: detect::Settings,
-    /// How many times faster than time a replay runs; `None` for as fast as possible.
+    /// The speed of a replay: 1 is real time, 2 is twice as fast; `None` for as fast as possible.
     pub replay_speed: Option<f64>,
     /// Whether a replay's times are shifted to now.
     pub replay_shift_to_now: bool,

@@ -38,7 +38,7 @@ use highwater_engine::intake::Intake;
 use highwater_engine::known::Known;
 use highwater_engine::node::{Node, Slot};
 use highwater_engine::place::kubelet::Kubelet;
-use highwater_engine::sample::{Budget, FastLane};
+use highwater_engine::sample::{Budget, FastLaneSettings};
 use listeners::{Listeners, Servers};
 use playback::Playback;
 pub use recording::{OutputFormat, Recording, Unrecorded};
@@ -100,6 +100,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let processes = Arc::new(Processes::default());
     let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
     let intake = intake(&settings, &clock, &live, &processes, kubelet.clone())?;
+    let mut on_error = StopOnError { stop: Arc::clone(&stop), intake: Arc::clone(&intake), is_needed: true };
     let known = known(&settings, &intake, clock);
     let source = source_attributes(&settings.source, playback.as_ref().map(Playback::description));
     let otlp = settings.otlp_export.take().map(|mut settings| {
@@ -113,7 +114,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let shared = Shared { settings: Arc::new(settings), known, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
-    // Started before all other threads, because its settings may be wrong: an error then leaves no thread behind.
+    // Started first, because its settings may be wrong.
     let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     sockets.serve(&shared.intake, &stop, &mut threads)?;
     ask_kubelet(kubelet, &live, &stop, &mut threads)?;
@@ -129,10 +130,27 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let servers = listeners.serve(&site, &mut threads)?;
     let stopped = Arc::clone(&stop);
     threads.push(spawn("hw-heap", move || heap::look_after(&stopped))?);
+    on_error.is_needed = false;
     Ok(Daemon { address, is_tls, site, stop, threads, sockets, servers, stop_otlp, reading })
 }
 
-/// What takes annotations, with the thread that reads senders' processes.
+/// Ends the threads of a daemon of which a later part could not be started.
+struct StopOnError {
+    stop: Arc<AtomicBool>,
+    intake: Arc<Intake>,
+    is_needed: bool,
+}
+
+impl Drop for StopOnError {
+    fn drop(&mut self) {
+        if self.is_needed {
+            self.stop.store(true, Ordering::Relaxed);
+            self.intake.end_readers();
+        }
+    }
+}
+
+/// Builds the intake, and starts its first `hw-peer` thread, which reads senders' processes.
 fn intake(
     settings: &Settings,
     clock: &Arc<dyn Clock>,
@@ -149,18 +167,18 @@ fn intake(
 }
 
 /// Makes every annotation of a job a sign that its GPUs are in use, so that they are read at the full rate.
-fn name_gpus(intake: &Intake, slot: &Arc<Slot>) {
+fn note_annotated_gpus(intake: &Intake, slot: &Arc<Slot>) {
     let slot = Arc::clone(slot);
     intake.on_gpus(Box::new(move |positions, at_ns| {
         let Some(node) = slot.node() else { return };
-        positions.iter().filter_map(|position| node.gpus.get(*position)).for_each(|gpu| gpu.name(at_ns));
+        positions.iter().filter_map(|position| node.gpus.get(*position)).for_each(|gpu| gpu.note_annotation(at_ns));
     }));
 }
 
-/// The state before the source is open.
+/// Builds the state that readers share. Its slot stays empty until the source is open.
 fn known(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> Known {
     let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
-    name_gpus(intake, &slot);
+    note_annotated_gpus(intake, &slot);
     Known { slot, ledger: Arc::clone(intake.ledger()), findings: Arc::new(Detect::new(settings.detect.clone())), clock }
 }
 
@@ -310,7 +328,7 @@ fn open_doors(settings: &Settings) -> anyhow::Result<(Listeners, Sockets)> {
 /// Reads the files that the settings name, as [`start`] would, and starts nothing.
 ///
 /// # Errors
-/// Every file that cannot be read.
+/// Every fault: files that cannot be read or parsed, a token that is too short, certificates, the OTLP queue's folder.
 pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
     let read = [
         scenario(settings).map(|_| ()),
@@ -401,14 +419,14 @@ impl Shared {
         park_for(Duration::from_nanos(duration_ns.max(0).unsigned_abs()), &self.stop);
     }
 
-    fn lane(&self) -> FastLane {
+    fn lane(&self) -> FastLaneSettings {
         let settings = &self.settings;
         let budget = Budget {
             period_ns: settings.period_ns,
             max_period_ns: settings.max_period_ns,
             busy_ratio: settings.budget,
         };
-        FastLane { budget, idle_period_ns: settings.idle_period_ns, hang_after_ns: settings.hang_after_ns }
+        FastLaneSettings { budget, idle_period_ns: settings.idle_period_ns, hang_after_ns: settings.hang_after_ns }
     }
 }
 

@@ -3,10 +3,10 @@
 //! The C library returns only the end of its heap: pages freed below memory that is still in use stay resident. Long answers,
 //! captures and findings come in bursts, and after an hour of many users a third of the daemon's memory was free pages.
 //!
-//! What is free is what is resident of the heap and not in use. The C library knows what is in use only by a walk over all
-//! free pieces, during which no other thread can allocate. So our allocator counts what Rust code has in use, and a walk,
-//! seldom, what the C library has in use beside that: the driver's library, SQLite, and what each piece takes more than it was
-//! asked for.
+//! The free bytes are the resident bytes of the heap less those in use. The C library finds those in use only by a walk
+//! over all free pieces, during which no other thread can allocate. So our allocator counts what Rust code uses, and a
+//! rare walk finds the rest: the driver's library, SQLite, and what each piece takes beyond the size that was
+//! requested.
 
 use crate::code_pages::CodePages;
 use crate::metrics::{Collect, Families, Part};
@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(10);
 /// How often the thread looks whether something is due.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// Giving back and the count of the C library walk over all free pieces, some milliseconds to a tenth of a second, in which no
-/// other thread can allocate; the fast lane does not. So each waits for this many times as long as it took.
+/// After a trim or a count, the next of its kind waits for this many times as long as it took. Both walk over all free
+/// pieces for some milliseconds to a tenth of a second, in which no other thread can allocate. The fast lane does
+/// not.
 const PAUSE: u32 = 500;
 /// If work in progress freed at least this many bytes between its peak and its end, free pages are given back at the next look.
 const MUCH: isize = 2 << 20;
@@ -155,8 +156,8 @@ fn count(bytes: isize) {
     });
 }
 
-/// Counts a piece at this address that was allocated, with `1`, or is freed, with `-1`. One for which there was no room counts
-/// too, until the next walk.
+/// Counts a piece at this address that was allocated (`sign` 1) or will be freed (-1). A failed allocation of less than
+/// [`MAPPED_FROM`] bytes is counted too; the next walk corrects that.
 fn count_piece(pointer: *mut u8, bytes: usize, sign: isize) {
     if bytes < MAPPED_FROM || is_in_heap(pointer) {
         count(sign * bytes.cast_signed());
@@ -213,7 +214,13 @@ unsafe impl GlobalAlloc for Counting {
         count_piece(pointer, layout.size(), -1);
         // SAFETY: the caller keeps to the same contract.
         let moved = unsafe { System.realloc(pointer, layout, size) };
-        count_piece(moved, size, 1);
+        if moved.is_null() {
+            // The piece is as it was.
+            note(layout.size().cast_signed() - size.cast_signed());
+            count_piece(pointer, layout.size(), 1);
+        } else {
+            count_piece(moved, size, 1);
+        }
         moved
     }
 }

@@ -10,7 +10,7 @@ use highwater_core::gpu::Device;
 use highwater_core::ring;
 use highwater_core::source::{Error, Source};
 use highwater_engine::node::{Node, Periods};
-use highwater_engine::sample::{self, Budget, FastLane};
+use highwater_engine::sample::{self, Budget, FastLaneSettings};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -103,7 +103,7 @@ pub fn tick(gpus: usize, displaced_bytes: usize, ticks: usize) -> Duration {
     // As the daemon does for captures.
     node.ticks.keep_log(600_000, 6_000);
     let budget = Budget { period_ns: MILLISECOND_NS, max_period_ns: SECOND_NS, busy_ratio: 0.15 };
-    let lane = FastLane { budget, idle_period_ns: Some(100 * MILLISECOND_NS), hang_after_ns: SECOND_NS };
+    let lane = FastLaneSettings { budget, idle_period_ns: Some(100 * MILLISECOND_NS), hang_after_ns: SECOND_NS };
     sample::run_paced(node.sampler(writers), lane, &stop);
     let mut took = std::mem::take(&mut clock.state.lock().expect("whole").took);
     took.sort_unstable();

@@ -42,7 +42,7 @@ MOST_WAITING = 1 << 16
 # And while there is no daemon: the last ten seconds of a job with ten steps a second. With more, each mark would go to memory
 # that is in no cache, which doubles its cost.
 MOST_KEPT = 1 << 10
-# How long a mark waits at most for others: detectors run ten times a second.
+# The longest time that a mark waits to be sent with others: half the period of the daemon's detectors.
 PERIOD_S = 0.05
 # After this long without marks, the thread sleeps until the next one.
 QUIET_S = 0.5
@@ -262,6 +262,8 @@ class Sender:
         self.transport: Optional[_transport.Transport] = None
         # Where it leads, for people.
         self.place = ""
+        # How many lost marks the message that is being sent reports.
+        self.reported_lost = 0
         # The place that the user names, to which the transport leads.
         self.named = _transport.Named()
         self.sent_marks = 0
@@ -344,7 +346,7 @@ class Sender:
         try:
             self.transport.send(message)
         except _transport.Refused as error:
-            self.client.lose(message.count(b"\n"))
+            self.give_up(message)
             self.client.trouble(str(error), "daemon")
             return True
         except OSError as error:
@@ -357,7 +359,7 @@ class Sender:
         except Exception as error:
             # Sending again would not help. The error's text may contain the token, so only its type is logged.
             self.close_transport()
-            self.client.lose(message.count(b"\n"))
+            self.give_up(message)
             self.client.trouble(f"marks cannot be sent: {type(error).__name__}", "daemon")
             return True
         marks = message.count(b"\n")
@@ -366,6 +368,12 @@ class Sender:
         while self.transport.answers:
             self.client.answered(self.transport.answers.pop(0))
         return True
+
+    def give_up(self, message: bytes) -> None:
+        """Counts the marks of a message that the daemon never takes. Those that it reported as lost are reported again."""
+        self.client.lose(message.count(b"\n"))
+        with self.client.lock:
+            self.client.lost += self.reported_lost
 
     def open(self) -> bool:
         """Looks for the daemon, unless it did so a moment ago."""
@@ -432,6 +440,7 @@ class Sender:
     def next_message(self) -> Optional[bytes]:
         """As many lines as one message holds; None where there is nothing to say."""
         self.prepare()
+        self.reported_lost = 0
         lines: List[bytes] = []
         length, places = 0, self.places
         while length < _transport.MOST_BYTES - MOST_EVENT_BYTES:
@@ -455,6 +464,7 @@ class Sender:
     def take_lost(self) -> str:
         with self.client.lock:
             lost, self.client.lost = self.client.lost, 0
+        self.reported_lost = lost
         return f',"lost":{min(lost, 2**32 - 1)}' if lost else ""
 
     def prepare(self) -> None:

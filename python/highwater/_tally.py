@@ -90,6 +90,7 @@ class Tally:
         self.job: Optional[str] = None
         self.problem: Optional[str] = None
         self.flushed_failures = 0
+        self.flushed_pending = 0
 
     def sent(self, marks: int, is_answered: bool) -> None:
         """Marks went out."""
@@ -112,7 +113,8 @@ class Tally:
 
     def flush(self) -> bool:
         """Whether everything since the last call was taken, as far as it can be known."""
-        failures = self.lost + self.pending + sum(self.refused.copy().values())
-        is_whole = failures <= self.flushed_failures
-        self.flushed_failures = failures
+        failures, pending = self.lost + sum(self.refused.copy().values()), self.pending
+        # Late answers to earlier marks must not hide what was refused since.
+        is_whole = failures <= self.flushed_failures and pending <= self.flushed_pending
+        self.flushed_failures, self.flushed_pending = failures, pending
         return is_whole

@@ -44,7 +44,7 @@ class Transport:
     is_answered = False
     # Whether its end is the end of the rank, so that no event `exit` is needed.
     ends_rank = False
-    # Whether it can be used after a send that took too long. Of a request over HTTP, the answer may still come.
+    # Whether it can be used again after a send timed out. An HTTP connection cannot, because its answer is still due.
     outlives_timeouts = True
 
     def __init__(self) -> None:

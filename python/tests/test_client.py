@@ -15,7 +15,7 @@ import unittest
 from unittest import mock
 
 import highwater
-from highwater import _gc, _marks, _transport
+from highwater import _gc, _marks, _tally, _transport
 
 from .listeners import ASK, PYTHON, SECONDS, Case, wait_until
 
@@ -272,6 +272,26 @@ class Ways(Case):
             "WARNING:highwater:highwater: the daemon refused 1 marks (bad_name): name: is empty",
         ])
         self.assertEqual([(event["name"], event.get("lost")) for event in events], [("a", None), ("b", 1), ("c", None)])
+
+    def test_what_a_message_reports_as_lost_is_reported_again_if_it_is_given_up(self):
+        server = self.serve()
+        highwater.configure(url=server.url)
+        server.answers += [(401, {"title": "Unauthorized", "detail": "a token is needed"})] * 2
+        for number, name in enumerate("abc", 1):
+            highwater.mark(name)
+            events = self.sent(server, number, is_whole=name == "c")
+        self.assertEqual([event.get("lost") for event in events], [None, 1, 2])
+        self.assertEqual((self.client.lost, highwater.status()["lost"]), (0, 2))
+
+    def test_late_answers_do_not_hide_a_refusal(self):
+        tally = _tally.Tally()
+        tally.sent(5, True)
+        self.assertFalse(tally.flush(), "five have no answer")
+        tally.answered(_tally.Answer(5, {}, {}, None))
+        tally.sent(5, True)
+        tally.answered(_tally.Answer(0, {"over_rate": 5}, {}, None))
+        self.assertFalse(tally.flush(), "five were refused since")
+        self.assertTrue(tally.flush())
 
     def test_an_answer_that_asks_for_patience_is_no_loss(self):
         server = self.serve()

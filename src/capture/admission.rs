@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most further triggers that one capture records between two of its transactions. More only extend it.
+/// The most triggers that wait to be recorded by the running capture; further ones of a known cause only extend it. As
+/// many wait for the next capture; then further ones of a cause that waits already are refused.
 const MOST_JOINED: usize = 64;
 
 /// The most failed captures that stay listed.
@@ -119,14 +120,15 @@ pub(super) enum Admitted {
     Begin,
     /// The running capture records it. It is counted then: if that capture ends first, it is for the next one.
     Joined,
-    /// The running capture lasts long enough for it, and has enough others of its cause to record.
+    /// It extends the running capture and is not recorded: its cause is known, and [`MOST_JOINED`] triggers wait
+    /// already.
     Covered,
     Cooldown,
-    /// A capture is running that does not reach back to it, or that cannot have it, and enough others of its cause wait for the
-    /// next one.
+    /// It is refused: it is older than the begin of the running capture, which was not only requested; or it would wait
+    /// for the next capture, and [`MOST_JOINED`] triggers wait already, one of them with its cause.
     Busy,
-    /// It is kept for the next capture: the running one has its maximum length; or it was only requested, does not reach back
-    /// far enough, and ends early.
+    /// It waits for the next capture. Either it is later than any end that the running capture may have; or the running
+    /// capture was only requested and began too late to cover it, and now ends early.
     Next,
 }
 

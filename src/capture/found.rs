@@ -18,8 +18,8 @@ impl Findings for OnBoard {
     }
 }
 
-/// The triggers that follow from a turn of the detectors: what is news of an incident is recorded, and not what comes back. A finding that is only worth knowing triggers no capture: those of an idle GPU would push out those of
-/// real trouble.
+/// The triggers that follow from a turn of the detectors. News of an incident is recorded, its return is not. A finding
+/// of severity `info` triggers no capture, because captures of idle GPUs would push out those of real trouble.
 pub(super) fn triggers(change: &Change) -> impl Iterator<Item = Trigger> {
     change.notable.iter().filter(|finding| finding.sign.severity > Severity::Info).map(|finding| {
         let subject = &finding.sign.subject;

@@ -3,10 +3,11 @@
 //!
 //! Enters: triggers (a finding, an `oom` mark, a request); and, only by reading, the rings, the last sweeps, the last
 //! events and the ended phases. Leaves: [recordings](highwater_engine::recording), in a directory whose count and bytes are
-//! bounded, with shares (`shares`) by why they were taken. Invariants: everything here runs on one thread with a lower
-//! priority than the sampler's, and only reads what the sampler writes; a trigger never waits for that thread; every
-//! trigger has one outcome, which is counted; a kill leaves what was committed, which is all of the past once the file
-//! has any table. Absent on purpose: what makes a finding, which `detect` knows.
+//! bounded; `shares` decides by their reasons which of them stay. Invariants: the thread that writes captures
+//! (`worker`) has a lower priority than the sampler's, and only reads what the sampler writes; a trigger is decided on
+//! its caller's thread, which never waits for the writer; every trigger has one outcome, which is counted; a kill
+//! leaves what was committed, which is all of the past once the file has any table. Absent on purpose: what makes a
+//! finding, which `detect` knows.
 
 mod admission;
 mod allowance;

@@ -122,12 +122,12 @@ impl Recorder {
         }
     }
 
-    /// Reports that a turn of the detectors is over.
+    /// Triggers a capture for each notable finding of a detector turn whose severity is above `info`.
     pub fn found(&self, change: &Change) {
         found::triggers(change).for_each(|trigger| self.trigger(trigger));
     }
 
-    /// Reports that a job marked something.
+    /// Triggers a capture if the mark is `oom`, in any case of letters. Ignores all other marks.
     pub(super) fn hear(&self, mark: &Event) {
         if mark.name.eq_ignore_ascii_case("oom") {
             let job = JobId::new(mark.scope.clone().unwrap_or_default(), &mark.job);

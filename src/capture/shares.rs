@@ -5,7 +5,9 @@
 //! of `oom` and `host_oom`, which any job can mark, push out requested ones, then each other. Captures of findings push out
 //! requested ones, then those of marks, then each other. Within the class of marks, the oldest capture of the owner with the
 //! most goes first. Within the class of findings, the oldest capture of the owner with the most goes first, among those of
-//! that owner's most frequent kind of finding. Each class always keeps an eighth of the room.
+//! that owner's most frequent kind of finding. A later class leaves each earlier one an eighth of the room. If
+//! `captures.most_files` is below four, no file is kept for a class, and a capture of marks may push out one of
+//! findings.
 
 use super::directory::Listed;
 use super::settings::CaptureSettings;

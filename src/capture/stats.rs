@@ -8,16 +8,18 @@ highwater_core::labels! {
     pub enum Outcome {
         /// Its capture was written whole.
         Complete = "complete",
-        /// Its capture ended early: it grew to its limit, the GPUs went away, or the daemon stopped.
+        /// Its capture ended early: it reached its limit, it made way for another trigger, the GPUs went away or the
+        /// devices changed, the replay ended, or the daemon stopped.
         CutShort = "cut_short",
-        /// Its capture could not be written further, for example because the disk is full. What was written before is
-        /// kept.
+        /// Its capture could not be written or finished, for example because the disk is full. What was committed
+        /// before is kept; if nothing was, the file is removed.
         Failed = "failed",
         /// It came while a capture was running, which records it, or has enough others of its cause, and goes on for longer.
         Joined = "joined",
-        /// It came too soon after a capture of the same reason.
+        /// It came too soon after a capture of the same reason and owner.
         Cooldown = "cooldown",
-        /// Another capture was being taken.
+        /// Another capture was being taken, and this trigger was a request, was too old for it, or found too many
+        /// waiting.
         Busy = "busy",
         /// Captures were requested too often.
         TooOften = "too_often",

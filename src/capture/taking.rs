@@ -16,8 +16,8 @@ use highwater_core::shares::Given;
 use highwater_engine::intake::{EventLog, Intake};
 use highwater_engine::node::Node;
 use highwater_engine::recording::State;
-use highwater_engine::recording::schema::Trouble;
-use highwater_engine::recording::track::TrackWriter;
+use highwater_engine::recording::schema::WriteError;
+use highwater_engine::recording::track_writer::TrackWriter;
 use highwater_engine::recording::write::{FindingRow, KnownRank, RecordingWriter};
 use highwater_engine::sample::{Sweep, TickLog, TickStats};
 use std::collections::BTreeMap;
@@ -127,7 +127,7 @@ impl Capture {
         view: View,
         sent: Sent,
         findings: Arc<dyn Findings>,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, WriteError> {
         let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
         let file = RecordingWriter::create(path, (most_bytes, start.kind.mode()), view.clock.unix_shift_ns(), uuids)?;
         let (begin_ns, end_ns) = (start.begin_ns, start.end_ns);
@@ -197,8 +197,9 @@ impl Capture {
         first_ns.filter(|_| !is_whole).unwrap_or(i64::MIN).max(self.begin_ns)
     }
 
-    /// Writes what has come since the last call, and the triggers `joined`, in one transaction, and then layer profiles in
-    /// another. Calls `between` now and then.
+    /// Writes what has come since the last call, and the triggers `joined`, in one transaction, and then layer profiles
+    /// in another. Calls `between` repeatedly while it writes memory, so that the worker can make room as the file
+    /// grows.
     pub fn advance(&mut self, joined: &[Trigger], between: &dyn Fn()) -> rusqlite::Result<()> {
         // The first transaction is already open: the tables were made in it.
         if self.file.is_idle() {

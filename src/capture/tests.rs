@@ -111,7 +111,7 @@ impl Rig {
         path: &Path,
         (begin_ns, end_ns): (i64, i64),
         findings: Arc<dyn Findings>,
-    ) -> Result<Capture, schema::Trouble> {
+    ) -> Result<Capture, schema::WriteError> {
         self.capture_of(64 << 20, path, (begin_ns, end_ns), findings)
     }
 
@@ -122,7 +122,7 @@ impl Rig {
         path: &Path,
         (begin_ns, end_ns): (i64, i64),
         findings: Arc<dyn Findings>,
-    ) -> Result<Capture, schema::Trouble> {
+    ) -> Result<Capture, schema::WriteError> {
         let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into(), owner: None };
         let start = Start { kind: RecordingKind::Capture, id: "id".into(), trigger, begin_ns, end_ns };
         Capture::begin(path, most_bytes, &start, View::of(&self.node), Sent::of(&self.intake), findings)

@@ -11,7 +11,7 @@ use highwater_core::clock::park_for;
 use highwater_engine::intake::Intake;
 use highwater_engine::known::Known;
 use highwater_engine::recording::State;
-use highwater_engine::recording::schema::{self, Trouble};
+use highwater_engine::recording::schema::{self, WriteError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,14 +77,14 @@ impl Whole {
             Ok(Ended::SourceGone) => State::CutShort,
             Err(_) => State::Failed,
         };
-        let finished = self.capture.finish(state).map_err(Trouble::from);
+        let finished = self.capture.finish(state).map_err(WriteError::from);
         // The first fault is the cause of the second.
         let ended = followed.map_err(|trouble| about(&self.path, &trouble))?;
         finished.map_err(|trouble| about(&self.path, &trouble))?;
         Ok(ended)
     }
 
-    fn follow(&mut self, stop: &AtomicBool) -> Result<Ended, Trouble> {
+    fn follow(&mut self, stop: &AtomicBool) -> Result<Ended, WriteError> {
         let (mut synced, mut is_ending) = (Instant::now(), false);
         loop {
             if stop.load(Ordering::Relaxed) && !is_ending {
@@ -108,6 +108,6 @@ impl Whole {
     }
 }
 
-fn about(path: &Path, trouble: &Trouble) -> anyhow::Error {
+fn about(path: &Path, trouble: &WriteError) -> anyhow::Error {
     anyhow::anyhow!("{}: {trouble}", path.display())
 }

@@ -8,7 +8,7 @@ use super::stats::Outcome;
 use super::taking::{Capture, Sent, View};
 use crate::heap;
 use highwater_engine::recording::State;
-use highwater_engine::recording::schema::Trouble;
+use highwater_engine::recording::schema::WriteError;
 use rusqlite::ErrorCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -169,7 +169,7 @@ impl Worker {
     }
 
     /// Notes why a capture ends early. What was committed is kept.
-    fn end_early(&mut self, start: &Start, trouble: &Trouble) -> State {
+    fn end_early(&mut self, start: &Start, trouble: &WriteError) -> State {
         let (limit, state) = match self.is_limit(trouble) {
             true => (
                 " (it has reached the limit for captures of its kind, at most a third of captures.most_bytes)",
@@ -184,12 +184,13 @@ impl Worker {
     }
 
     /// Whether a file grew to its own limit, which SQLite reports in the same way as a full disk.
-    fn is_limit(&self, trouble: &Trouble) -> bool {
-        let is_full = matches!(trouble, Trouble::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull));
+    fn is_limit(&self, trouble: &WriteError) -> bool {
+        let is_full =
+            matches!(trouble, WriteError::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull));
         is_full && self.directory.as_ref().is_some_and(|directory| directory.free_bytes() > ROOM_BYTES)
     }
 
-    fn begin(&self, start: &Start, view: View) -> Result<Capture, Trouble> {
+    fn begin(&self, start: &Start, view: View) -> Result<Capture, WriteError> {
         let Some(directory) = &self.directory else { return Err(io::Error::from(io::ErrorKind::NotFound).into()) };
         directory.reserve();
         self.make_room();
@@ -202,7 +203,7 @@ impl Worker {
     }
 
     /// Writes until the capture is over, and returns how it ended.
-    fn follow(&self, capture: &mut Capture, id: &str, stop: &AtomicBool) -> Result<State, Trouble> {
+    fn follow(&self, capture: &mut Capture, id: &str, stop: &AtomicBool) -> Result<State, WriteError> {
         let (mut synced, mut moved, mut now_ns) = (None::<Instant>, Instant::now(), capture.now_ns());
         loop {
             let (end_ns, joined) = self.shared.desk().take_joined();
@@ -235,7 +236,7 @@ impl Worker {
         }
     }
 
-    fn finish(&self, capture: Capture, id: &str, state: State) -> Result<(), Trouble> {
+    fn finish(&self, capture: Capture, id: &str, state: State) -> Result<(), WriteError> {
         let Some(directory) = &self.directory else { return Ok(()) };
         let end_unix_ns = capture.finish(state)?;
         let bytes = directory.publish(id)?;

@@ -30,15 +30,17 @@ const AT_REST: usize = 26 * MIB;
 const EXPOSITION: usize = 8 * MIB;
 /// One more sample, and its text while it is made, beside its names.
 const SAMPLE: usize = 120;
-/// How often a name of a sample is in memory: in the text, where each character may need an escape. Samples share it.
+/// Bytes per byte of a sample's name: in the text, each character may need an escape. The name itself is shared.
 const OF_NAME: usize = 2;
 /// Series of a rank's profile beside those of its layers.
 const PROFILE_SERIES: usize = 8;
-/// A profile in a page that is made, as JSON and twice as text, and one of its layers; a name of a layer, beside its bytes.
+/// A profile in a page that is being made, as JSON and twice as text.
 const PROFILE: usize = 2 << 10;
+/// One of its layers, in the same three forms.
 const TOP: usize = 1 << 10;
+/// A layer's name in that page, beside its bytes.
 const NAME: usize = 160;
-/// How often a layer's name is in memory then: twice in the report, once as JSON, and in both texts with escapes.
+/// Bytes per byte of a layer's name then: twice in the report, once as JSON, and in both texts with escapes.
 const OF_LAYER_NAME: usize = 3 + 2 * OF_NAME;
 /// Stack of a thread that has run, and of its reads.
 const STACK: usize = 64 << 10;

@@ -1,9 +1,10 @@
-//! Logs incidents: findings that are news of one, how often it came back, and its end; at a limited rate.
+//! Logs notable findings, incidents that come back, and incidents that end, at a limited rate.
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::detect::{Change, Finding, Incident, Severity};
 
-/// Lines logged in one minute. What is beyond them is still in the metrics and the API.
+/// Lines logged in one minute. The last of them reports that others are left out; the metrics and the API have them
+/// all.
 const MOST_LINES: u32 = 20;
 
 /// Counts the lines logged in the current minute.
@@ -20,12 +21,12 @@ impl FindingLog {
             *self = Self { minute_ns: now_ns, lines: 0 };
         }
         for finding in &change.notable {
-            if self.may() {
+            if self.take_line() {
                 raised(finding);
             }
         }
         for incident in change.begun.iter().filter(|incident| is_worth_a_line(incident) && incident.times > 1) {
-            if self.may() {
+            if self.take_line() {
                 let (cause, times) = (incident.cause.label(), incident.times);
                 match incident.severity {
                     Severity::Info => {
@@ -36,7 +37,7 @@ impl FindingLog {
             }
         }
         for incident in change.over.iter().filter(|incident| is_worth_a_line(incident)) {
-            if self.may() {
+            if self.take_line() {
                 let (cause, times) = (incident.cause.label(), incident.times);
                 let lost = incident
                     .lost_ns
@@ -46,7 +47,7 @@ impl FindingLog {
         }
     }
 
-    fn may(&mut self) -> bool {
+    fn take_line(&mut self) -> bool {
         self.lines += 1;
         if self.lines == MOST_LINES {
             tracing::warn!("too many findings in one minute to log; see /api/v1/incidents for all of them");
@@ -55,7 +56,8 @@ impl FindingLog {
     }
 }
 
-/// Of one that comes back again and again, the 1st, 2nd, 4th, 8th time and so on.
+/// Whether to log this occurrence. Only the 1st, 2nd, 4th, 8th and so on are logged, so that one incident does not fill
+/// the log.
 fn is_worth_a_line(incident: &Incident) -> bool {
     incident.times.is_power_of_two()
 }

@@ -19,9 +19,9 @@ use std::thread::JoinHandle;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// The connection limit of each listener, and the inverse of the share of all file descriptors that it may use.
+/// For each listener, the most connections, and the divisor of the process's file descriptors that limits them too.
 pub(super) const SLOTS: (usize, u64) = (256, 4);
-const ANNOTATIONS_PLACES: (usize, u64) = (128, 8);
+const ANNOTATIONS_SLOTS: (usize, u64) = (128, 8);
 pub(super) const HEALTH_SLOTS: (usize, u64) = (32, 16);
 
 /// Listeners that are bound but do not serve yet.
@@ -69,7 +69,7 @@ impl Listeners {
         let descriptors = descriptors::raise();
         let (stop, stopping) = watch::channel(());
         let server = |name, listener, routes, (most, share)| {
-            let slots = descriptors::places(descriptors, most, share);
+            let slots = descriptors::slots(descriptors, most, share);
             let guard = self.gate.guard.clone().filter(|_| name != Listener::Health);
             Server { name, listener, routes, slots, stats: Arc::clone(&self.gate.stats), guard }
         };
@@ -82,7 +82,7 @@ impl Listeners {
         if let Some(listener) = self.annotations {
             tracing::info!(address = %listener.local_addr()?, "taking annotations over TCP");
             let routes = web::annotations(site, Arc::clone(&self.gate));
-            servers.push(server(Listener::Annotations, listener, routes, ANNOTATIONS_PLACES));
+            servers.push(server(Listener::Annotations, listener, routes, ANNOTATIONS_SLOTS));
         }
         let serving = servers.into_iter().map(|server| tokio::spawn(server.run(stopped(stopping.clone()))));
         let running = serving.collect();

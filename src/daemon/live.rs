@@ -24,14 +24,14 @@ use std::time::Duration;
 
 /// While NVML is opened, a call may take this many times `sampling.hang_after`: without persistence mode, the driver initializes
 /// the GPU in that call.
-const PATIENCES: u32 = 10;
+const OPEN_HANG_FACTOR: u32 = 10;
 /// How often the join processes new readings.
 pub(super) const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 /// How long to wait before retrying a source that cannot be opened, or whose GPUs are all lost.
 const RETRY_NS: i64 = 5 * SECOND_NS;
 /// How often the join runs while there is no job: for pressure, flushes and lost GPUs.
 const IDLE_JOIN_PERIOD_NS: i64 = 500 * MILLISECOND_NS;
-/// How often it runs while there is also no process on any GPU, whose memory therefore cannot change.
+/// How often it runs while all GPUs are also idle, so that their memory does not change.
 const RESTING_JOIN_PERIOD_NS: i64 = SECOND_NS;
 /// How often jobs are updated while there is no node.
 const WITHOUT_NODE_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
@@ -43,7 +43,7 @@ const LOSS_PERIOD_NS: i64 = SECOND_NS;
 /// Opens the source, runs its lanes until they stop or every GPU is lost, and opens it again.
 pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
     let (mut logged, mut counted) = (None, None);
-    let patience = Duration::from_nanos(shared.settings.hang_after_ns.max(0).unsigned_abs()) * PATIENCES;
+    let patience = Duration::from_nanos(shared.settings.hang_after_ns.max(0).unsigned_abs()) * OPEN_HANG_FACTOR;
     let opener = Opener::new(shared.settings.nvml_library.clone(), patience);
     while !shared.stopped() {
         let Some(opened) = open(shared, scenario, &opener) else { return };
@@ -155,8 +155,8 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     Some(node.counted())
 }
 
-/// Waits until every GPU has been lost for a while, or the devices have changed, and returns why the source must be
-/// opened again; or until the daemon stops.
+/// Waits until the source must be opened again, and returns why: every GPU has been lost for [`RETRY_NS`], or the
+/// devices have changed. Returns `None` if the daemon stops.
 fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
     let mut lost_since_ns = None;
     let mut devices = DeviceWatch::new(node, shared.known.clock.now_ns());
@@ -229,7 +229,7 @@ struct Lanes {
     node: Arc<Node>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    /// Those of GPUs that have one of their own.
+    /// The further `hw-gpu` threads, each of which reads one GPU that must not wait for the others.
     apart: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
@@ -302,7 +302,8 @@ fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyh
     roll.units().on_parting(Box::new(move |number| {
         let Some(roll) = weak.upgrade() else { return false };
         let mut apart = apart.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock: the thread that ends the node sets this and then takes the threads.
+        // Checked under the lock. `run_node` sets the flag before it takes the threads, so it misses none that starts
+        // here.
         if stop.load(Ordering::Relaxed) {
             return false;
         }

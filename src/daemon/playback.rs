@@ -13,7 +13,7 @@ use highwater_engine::recording::{Options, Replay};
 use highwater_engine::sample;
 use std::sync::Arc;
 
-/// Bad lines of a recording that are logged individually.
+/// How many bad lines of a recording, and how many of its refused annotations, are logged one by one.
 const MOST_SKIPPED_LISTED: usize = 10;
 
 /// How often progress is reported at most.

@@ -1,7 +1,8 @@
 //! Records this node's GPUs into one file: the daemon without HTTP, OTLP and captures.
 //!
-//! Enters: settings, the file. Leaves: the file, and annotations taken over the sockets. Invariant: the file has begun
-//! when [`start`](Recording::start) returns, so what starts afterwards is recorded from its first millisecond.
+//! Enters: settings, the file's path, and annotations over the sockets. Leaves: the file. Invariant: the file has begun
+//! when [`start`](Recording::start) returns, so a command that starts afterwards is recorded from its first
+//! millisecond.
 
 use super::sockets::Sockets;
 use super::{DRAIN, Shared, ask_kubelet, intake, join_all, known, live, scenario, spawn};
@@ -51,7 +52,7 @@ pub enum Unrecorded {
     /// What was asked for cannot be had: the file exists, there is no GPU, no such scenario.
     #[error(transparent)]
     Asked(anyhow::Error),
-    /// The machine does not let this process do it: a limit of files, of their size, or of threads; a full disk.
+    /// The system prevents it: a limit on files, file sizes or threads, a full disk, or a file that cannot be created.
     #[error(transparent)]
     Machine(anyhow::Error),
     /// No socket for annotations can be bound. Nothing was begun.

@@ -137,7 +137,7 @@ fn medium(view: &View, out: &mut Families) {
 }
 
 fn slow(view: &View, out: &mut Families) {
-    // Some GPUs' slow calls take seconds in total.
+    // Stale only after 30 periods of the slow lane, not 3, because the slow calls of some GPUs take seconds in total.
     let Some(latest) = view.state.slow().filter(|latest| view.is_present(latest.at_ns, 10 * view.periods.slow_ns))
     else {
         return;

@@ -1,8 +1,8 @@
 //! What the daemon's own memory is for.
 //!
-//! Enters: what each part says that it keeps, and what the kernel says that the process takes. Leaves: the bytes of each
-//! part, of which `other` is what no part accounts for, so that all together are the resident memory. Where the parts claim
-//! more than there is, because the kernel took pages back since they were counted, `other` is 0.
+//! Enters: the bytes that each part reports, and the kernel's resident memory of the process. Leaves: the bytes of each
+//! part. `other` is the rest, so that all parts add up to the resident memory. If the parts report more than is
+//! resident, because the kernel has taken pages back since they were counted, `other` is 0.
 
 use super::catalogue as c;
 use super::families::Families;

@@ -1,8 +1,8 @@
 //! What the multiprocessors and the memory of one GPU did, measured with GPM.
 //!
-//! Enters: a sample of GPM at each second reading of the medium lane, while kernels run. Leaves: the shares of the time between
-//! two samples. On an H200 the counters refresh every 100 ms, so that two samples closer than that may read 0; a sample costs
-//! 80 to 140 µs. Invariant: a GPU that does not have GPM is asked once.
+//! Enters: a sample of GPM at every other reading of the medium lane, while kernels run. Leaves: shares of the time
+//! between two samples. On an H200 the counters refresh every 100 ms, so two samples closer than that may read 0; a
+//! sample costs 80 to 140 µs. Invariant: a GPU without GPM is queried once.
 
 use super::errors::Code;
 use super::gpm::{Gpm, GpmSample};

@@ -5,7 +5,7 @@
 //! medium lanes already read as counters.
 
 use super::errors::Code;
-use super::raw::{Handle, found};
+use super::raw::{Handle, resolved};
 use super::unit::Unit;
 use highwater_core::source::{DriverEvent, Error};
 use nvml_wrapper_sys::bindings as sys;
@@ -50,10 +50,10 @@ impl Events {
     /// An event set over the GPUs that support events; `None` if NVML has no events or no GPU reports any.
     pub(super) fn open(library: &sys::NvmlLib, units: &[Unit]) -> Option<Self> {
         let calls = Calls {
-            create: found(&library.nvmlEventSetCreate)?,
-            register: found(&library.nvmlDeviceRegisterEvents)?,
-            wait: found(&library.nvmlEventSetWait_v2)?,
-            free: found(&library.nvmlEventSetFree)?,
+            create: resolved(&library.nvmlEventSetCreate)?,
+            register: resolved(&library.nvmlDeviceRegisterEvents)?,
+            wait: resolved(&library.nvmlEventSetWait_v2)?,
+            free: resolved(&library.nvmlEventSetFree)?,
         };
         let (set, gpus) = calls.set_of(units, BTreeSet::new(), true)?;
         let events = Self { set: Mutex::new(set), calls };

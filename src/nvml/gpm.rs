@@ -10,7 +10,7 @@
 //! the fast lane; windows below 0.1 s read 0; part of a copy may be counted in the window after its own.
 
 use super::errors::Code;
-use super::raw::{Handle, found};
+use super::raw::{Handle, resolved};
 use nvml_wrapper_sys::bindings as sys;
 
 const SM_ACTIVE: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_SM_UTIL;
@@ -58,11 +58,11 @@ impl Gpm {
     /// Resolves the functions of `library`; `None` if one is missing, as with an old driver.
     pub(super) fn of(library: &sys::NvmlLib) -> Option<Self> {
         Some(Self {
-            support: found(&library.nvmlGpmQueryDeviceSupport)?,
-            allocate: found(&library.nvmlGpmSampleAlloc)?,
-            fill: found(&library.nvmlGpmSampleGet)?,
-            free: found(&library.nvmlGpmSampleFree)?,
-            metrics: found(&library.nvmlGpmMetricsGet)?,
+            support: resolved(&library.nvmlGpmQueryDeviceSupport)?,
+            allocate: resolved(&library.nvmlGpmSampleAlloc)?,
+            fill: resolved(&library.nvmlGpmSampleGet)?,
+            free: resolved(&library.nvmlGpmSampleFree)?,
+            metrics: resolved(&library.nvmlGpmMetricsGet)?,
         })
     }
 

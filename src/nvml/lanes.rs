@@ -47,7 +47,8 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// What the multiprocessors did. While no kernel runs they did nothing, which costs no sample.
+    /// What the multiprocessors did. While no kernel runs they did nothing, so a GPU known to have GPM is not sampled
+    /// then.
     fn activity(&self, at_ns: i64, is_idle: bool) -> Activity {
         let meter = &self.unit.activity;
         if self.unit.is_unsupported(Ask::Activity) {

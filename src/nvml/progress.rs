@@ -1,4 +1,5 @@
-//! The call that the opening of NVML is in, and the GPUs whose opening has not returned. Any thread may read both at any time.
+//! How far the opening of NVML is: the call in progress, and the GPUs whose opening has not returned. Any thread may
+//! read both at any time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

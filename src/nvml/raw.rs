@@ -101,7 +101,7 @@ pub(super) struct RawFunctions {
 }
 
 /// The pointer of one function, if the library has it.
-pub(super) fn found<F: Copy, E>(symbol: &Result<F, E>) -> Option<F> {
+pub(super) fn resolved<F: Copy, E>(symbol: &Result<F, E>) -> Option<F> {
     symbol.as_ref().ok().copied()
 }
 
@@ -109,21 +109,21 @@ impl RawFunctions {
     /// Resolves every function of `library`, which belongs to a driver of this version.
     pub(super) fn of(library: &sys::NvmlLib, driver_version: Option<&str>) -> Self {
         Self {
-            memory_v1: found(&library.nvmlDeviceGetMemoryInfo),
-            memory_v2: found(&library.nvmlDeviceGetMemoryInfo_v2),
-            fields: found(&library.nvmlDeviceGetFieldValues),
+            memory_v1: resolved(&library.nvmlDeviceGetMemoryInfo),
+            memory_v2: resolved(&library.nvmlDeviceGetMemoryInfo_v2),
+            fields: resolved(&library.nvmlDeviceGetFieldValues),
             // The call was renamed with driver 535; both names have the same mask.
-            reasons: found(&library.nvmlDeviceGetCurrentClocksEventReasons)
-                .or(found(&library.nvmlDeviceGetCurrentClocksThrottleReasons)),
-            remapped_rows: found(&library.nvmlDeviceGetRemappedRows),
+            reasons: resolved(&library.nvmlDeviceGetCurrentClocksEventReasons)
+                .or(resolved(&library.nvmlDeviceGetCurrentClocksThrottleReasons)),
+            remapped_rows: resolved(&library.nvmlDeviceGetRemappedRows),
             // Drivers before 510, and 535.98, have only the second version, with the same structure.
-            compute_processes: found(&library.nvmlDeviceGetComputeRunningProcesses_v3)
-                .or(found(&library.nvmlDeviceGetComputeRunningProcesses_v2)),
-            graphics_processes: found(&library.nvmlDeviceGetGraphicsRunningProcesses_v3)
-                .or(found(&library.nvmlDeviceGetGraphicsRunningProcesses_v2)),
-            gpu_instance_id: found(&library.nvmlDeviceGetGpuInstanceId),
-            compute_instance_id: found(&library.nvmlDeviceGetComputeInstanceId),
-            attributes: found(&library.nvmlDeviceGetAttributes_v2),
+            compute_processes: resolved(&library.nvmlDeviceGetComputeRunningProcesses_v3)
+                .or(resolved(&library.nvmlDeviceGetComputeRunningProcesses_v2)),
+            graphics_processes: resolved(&library.nvmlDeviceGetGraphicsRunningProcesses_v3)
+                .or(resolved(&library.nvmlDeviceGetGraphicsRunningProcesses_v2)),
+            gpu_instance_id: resolved(&library.nvmlDeviceGetGpuInstanceId),
+            compute_instance_id: resolved(&library.nvmlDeviceGetComputeInstanceId),
+            attributes: resolved(&library.nvmlDeviceGetAttributes_v2),
             writes_long_processes: driver_version.is_some_and(writes_long_processes),
         }
     }

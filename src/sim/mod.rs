@@ -100,7 +100,7 @@ impl Sim {
         throttled.map(|degraded| degraded.clock).fold(1.0, f64::min)
     }
 
-    /// Its PCIe link, which keeps its generation while the GPU is idle.
+    /// A device's PCIe link. Unlike that of a real GPU, it keeps its generation while the GPU is idle.
     fn pcie_link(&self, gpu: usize, since_ns: i64) -> PcieLink {
         let best = PcieLink { generation: 5, width: 16, max_generation: 5, max_width: 16 };
         self.degraded(gpu, since_ns).fold(best, |link, degraded| PcieLink {

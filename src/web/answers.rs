@@ -55,7 +55,8 @@ impl Answers {
         self.keep_one(text, false)
     }
 
-    /// Keeps the text of a scrape, for which any other is withdrawn: see [`fits`](Self::fits).
+    /// Keeps the text of a scrape. Unlike [`keep`](Self::keep), it may withdraw even pinned answers, so check
+    /// [`fits`](Self::fits) before.
     pub fn keep_scrape(&self, text: Vec<u8>) -> Arc<Answer> {
         self.keep_one(text, true)
     }

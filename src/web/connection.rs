@@ -13,7 +13,8 @@ use tokio::time::Instant;
 pub(super) const HEAD_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a kept connection may be silent.
 pub(super) const IDLE_PATIENCE: Duration = Duration::from_secs(20);
-/// The longest lifetime of one connection: scrapers open another one.
+/// The longest lifetime of a connection. At its end the connection is closed even in the middle of an answer, as is the
+/// live page's stream; clients connect again.
 const LIFETIME: Duration = Duration::from_secs(600);
 
 /// What a connection waits for.
@@ -105,7 +106,8 @@ impl ConnectionState {
         u128::from(self.now_us().saturating_sub(self.heard())) > time.as_micros()
     }
 
-    /// When it times out, if nothing changes.
+    /// When it times out, if nothing changes. Bodies and answers have limits elsewhere: `serve::in_time`, and the
+    /// kernel's timeout that `serve::listen` sets.
     pub(super) fn deadline(&self) -> Instant {
         let since = self.begin + Duration::from_micros(self.since_us.load(Relaxed));
         let end = self.born + LIFETIME;

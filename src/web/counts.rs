@@ -19,7 +19,8 @@ highwater_core::labels! {
         Closed = "closed",
         /// Kept open between two requests for the longest time allowed.
         Idle = "idle",
-        /// Closed when all places were taken: of the client with the most connections, the one that had been silent longest.
+        /// Closed to make room: all slots of the listener were taken, or the process had no free file descriptor.
+        /// `slots` describes which connection is chosen.
         Evicted = "evicted",
         /// Its client was too slow with the TLS handshake, a request's head, or reading an answer; or it reached the
         /// longest lifetime.
@@ -146,22 +147,22 @@ impl HttpStats {
     }
 }
 
-/// One kind of error that may occur a thousand times a second, and is logged once a minute.
+/// Limits one kind of log line, which may be due a thousand times a second, to one a minute.
 #[derive(Debug)]
-pub(super) struct Seldom {
+pub(super) struct LogLimiter {
     begin: Instant,
     /// When the last line was due, milliseconds after `begin`, plus one; 0 for never.
     last_ms: AtomicU64,
     since: AtomicU64,
 }
 
-impl Default for Seldom {
+impl Default for LogLimiter {
     fn default() -> Self {
         Self { begin: Instant::now(), last_ms: AtomicU64::new(0), since: AtomicU64::new(0) }
     }
 }
 
-impl Seldom {
+impl LogLimiter {
     /// Counts one, and returns the number since the last line if another line is due.
     pub(super) fn due(&self) -> Option<u64> {
         self.since.fetch_add(1, Relaxed);
@@ -202,7 +203,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn trouble_is_logged_once_a_minute_with_its_count() {
-        let seldom = Seldom::default();
+        let seldom = LogLimiter::default();
         assert_eq!(seldom.due(), Some(1));
         assert_eq!((seldom.due(), seldom.due()), (None, None));
         tokio::time::advance(LOG_EVERY).await;

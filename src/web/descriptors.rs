@@ -25,7 +25,7 @@ pub fn raise() -> u64 {
 
 /// The number of connections, each with a descriptor: `most`, or a `share`-th of all descriptors if that is fewer.
 #[must_use]
-pub fn places(descriptors: u64, most: usize, share: u64) -> usize {
+pub fn slots(descriptors: u64, most: usize, share: u64) -> usize {
     usize::try_from(descriptors / share).unwrap_or(usize::MAX).clamp(4, most)
 }
 
@@ -34,10 +34,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_stay_well_below_the_descriptors() {
-        assert_eq!(places(u64::MAX, 256, 4), 256);
-        assert_eq!(places(4096, 256, 4), 256);
-        assert_eq!(places(256, 256, 4), 64);
-        assert_eq!(places(0, 256, 4), 4);
+    fn slots_stay_well_below_the_descriptors() {
+        assert_eq!(slots(u64::MAX, 256, 4), 256);
+        assert_eq!(slots(4096, 256, 4), 256);
+        assert_eq!(slots(256, 256, 4), 64);
+        assert_eq!(slots(0, 256, 4), 4);
     }
 }

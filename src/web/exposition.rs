@@ -97,7 +97,8 @@ impl Exposition {
             }
         };
         let answer = Arc::clone(&made.body);
-        // If all the others go away, it stays until the next request, which does not get it.
+        // If all other waiting requests go away, the body stays until the next request, which drops it as begun too
+        // early.
         if !waiting.is_last() {
             last.made = Some(made);
         }

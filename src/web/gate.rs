@@ -1,10 +1,10 @@
 //! Checks every request before its handler: its `Host`, the rate of requests, and its user.
 //!
-//! Leaves: the handler's answer with the configured headers, or a problem. A bearer token gives access only to
-//! annotations and requests for captures, and does so without a user. Absent on purpose: probes at their own listener,
-//! which are not checked.
+//! Leaves: the handler's answer, or a problem, with the configured headers; only the refusal of a `Host` has none of
+//! them. A bearer token gives access only to annotations and requests for captures, and does so without a user. Absent
+//! on purpose: probes at their own listener, which are not checked.
 
-use super::counts::{HttpStats, Refused, Seldom};
+use super::counts::{HttpStats, LogLimiter, Refused};
 use super::guard::{Entry, Guard, Rules};
 use super::hosts::Hosts;
 use super::problem::Problem;
@@ -38,7 +38,7 @@ pub struct Gate {
 
 /// The rate limit of log lines about refused users.
 #[derive(Debug, Default)]
-pub struct Refusals(Seldom);
+pub struct Refusals(LogLimiter);
 
 /// Passes a request on, or answers it.
 pub(super) async fn pass(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
@@ -53,7 +53,7 @@ pub(super) async fn pass(State(gate): State<Arc<Gate>>, request: Request, next: 
     let rules = guard.rules().await;
     let refused = match rules.take() {
         Err(wait) => Some((Refused::Rate, too_many(wait.as_secs_f64()))),
-        Ok(()) => gate.unknown(&rules, given, peer).await,
+        Ok(()) => gate.denial(&rules, given, peer).await,
     };
     let mut answer = match refused {
         None => next.run(request).await,
@@ -72,7 +72,7 @@ impl Gate {
     }
 
     /// Why the sender of this request has no access, or `None` if it has.
-    async fn unknown(&self, rules: &Rules, given: Given, peer: Option<Peer>) -> Option<(Refused, Response)> {
+    async fn denial(&self, rules: &Rules, given: Given, peer: Option<Peer>) -> Option<(Refused, Response)> {
         let address = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.peer.ip());
         let entry = match given {
             Given::Token => Entry::Open,

@@ -52,11 +52,11 @@ pub(super) async fn layers(
     let Query(LayersQuery { rank }) = query.map_err(bad_query)?;
     let id = find(&site, &job)?;
     let profiles = profiles::RemainingProfiles::new(site.clone(), id.clone(), rank);
-    let layers = Left { job: id, site, rank, after: None };
+    let layers = RemainingLayers { job: id, site, rank, after: None };
     Ok(pieces::lists(&job, ("layers", layers), ("profiles", profiles)))
 }
 
-struct Left {
+struct RemainingLayers {
     site: Site,
     job: JobId,
     rank: Option<u32>,
@@ -64,7 +64,7 @@ struct Left {
     after: Option<(u32, Arc<str>)>,
 }
 
-impl Page for Left {
+impl Page for RemainingLayers {
     fn next(&mut self, rows: &mut Rows) {
         let shift_ns = self.site.known().unix_shift_ns();
         let log = self.site.known().ledger.ended();

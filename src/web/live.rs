@@ -126,7 +126,8 @@ impl Live {
         Self(Arc::new(Shared { known, answers, started_unix_ns, served, events, stop, alone: Arc::default() }))
     }
 
-    /// The right to decode steps and phases of the past, which one request has at a time.
+    /// Waits for the right to do long work on the past, which one request has at a time: `timeline` decodes spans,
+    /// `advice` reads profiles and steps.
     pub(super) async fn alone(&self) -> OwnedMutexGuard<()> {
         Arc::clone(&self.0.alone).lock_owned().await
     }
@@ -284,7 +285,7 @@ fn gpus(node: &Node, since: Option<&Reach>, reach: &Reach, base_ns: i64) -> Vec<
 
 /// The value at the last event and each change since, through the newest reading.
 fn points(ring: &ring::Reader, before_ns: Option<i64>, newest_ns: i64) -> Vec<ring::Point> {
-    // A ring of another node may not have come to then.
+    // After a reopening, this node's ring may be older than the reading at which the last event ended.
     let from_ns = before_ns.unwrap_or(newest_ns).min(newest_ns);
     let kept = ring.of_kept(from_ns, newest_ns, |from_ns| ring.points_through(from_ns, newest_ns, POINTS));
     // Without readings the client sees that some are missing, and requests them.

@@ -54,7 +54,7 @@ pub(super) async fn phases(
 ) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
     let id = find(&site, &job)?;
-    let left = Left { site, before: u64::MAX, left: query.limit.unwrap_or(PHASES), job: id };
+    let left = RemainingPhases { site, before: u64::MAX, left: query.limit.unwrap_or(PHASES), job: id };
     Ok(pieces::list(&job, "phases", left))
 }
 
@@ -77,7 +77,7 @@ pub(super) fn find(site: &Site, job: &str) -> Result<JobId, Problem> {
     }
 }
 
-struct Left {
+struct RemainingPhases {
     site: Site,
     job: JobId,
     /// Only phases with lower numbers are left.
@@ -85,7 +85,7 @@ struct Left {
     left: usize,
 }
 
-impl Page for Left {
+impl Page for RemainingPhases {
     fn next(&mut self, rows: &mut Rows) {
         let ended: Vec<_> = {
             let log = self.site.known().ledger.ended();

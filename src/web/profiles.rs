@@ -2,8 +2,8 @@
 //! ran.
 //!
 //! Enters: a job, and perhaps a rank. Leaves: whole profiles, record by record. Invariants: no lock is held while records
-//! are decoded; an answer keeps no profile between its pieces. If the one that it is in the middle of is gone, the answer
-//! breaks off.
+//! are decoded; an answer keeps no profile between its pieces. If the rank's profile is replaced while it is being
+//! written, the answer breaks off.
 
 use super::Site;
 use super::pieces::{Page, ROWS, Rows};
@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 #[cfg(test)]
 #[derive(ToSchema)]
 #[schema(as = Profile)]
-#[allow(dead_code, reason = "describes what `Left` writes, for the API's description")]
+#[allow(dead_code, reason = "describes what `RemainingProfiles` writes, for the API's description")]
 pub(super) struct ListedProfile<'a> {
     rank: u32,
     step: Option<u64>,

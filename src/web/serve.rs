@@ -6,7 +6,7 @@
 //! client and no handler.
 
 use super::connection::ConnectionState;
-use super::counts::{Ending, HttpStats, Listener, Seldom};
+use super::counts::{Ending, HttpStats, Listener, LogLimiter};
 use super::guard::Guard;
 use super::problem::Problem;
 use super::sender::Peer;
@@ -62,10 +62,10 @@ pub struct Server {
     pub guard: Option<Arc<Guard>>,
 }
 
-/// The body that `read` reads, if it arrives in time.
+/// Waits for `read`, which reads the body of a request, for at most `BODY_PATIENCE`.
 ///
 /// # Errors
-/// It did not.
+/// A problem with status 408, if that time is over.
 pub async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, Problem> {
     tokio::time::timeout(BODY_PATIENCE, read).await.map_err(|_| {
         let detail = format!("the body did not arrive within {} s", BODY_PATIENCE.as_secs());
@@ -73,9 +73,9 @@ pub async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, Problem> {
     })
 }
 
-/// Listens on `address`. The kernel cuts off a client that reads nothing of its answer for `patience`, because it knows
-/// what was acknowledged. Kernels before 5.11 without that version's fix wait as long as the client reports a full
-/// window.
+/// Listens on `address`. The kernel closes the connection of a client that reads nothing of its answer for `patience`
+/// (`TCP_USER_TIMEOUT`). Kernels before 5.11 without that version's fix wait as long as the client advertises a window
+/// of zero.
 ///
 /// # Errors
 /// The address cannot be bound.
@@ -93,7 +93,7 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let slots = ConnectionSlots::new(self.name, self.slots, Arc::clone(&self.stats));
         let graceful = GracefulShutdown::new();
-        let failing = Seldom::default();
+        let failing = LogLimiter::default();
         let mut stop = std::pin::pin!(stop);
         loop {
             let accepted = tokio::select! {
@@ -138,7 +138,7 @@ impl Server {
     }
 
     /// Counts and logs a failed accept, and makes room if the system has none.
-    async fn failed(&self, error: &io::Error, slots: &ConnectionSlots, failing: &Seldom) {
+    async fn failed(&self, error: &io::Error, slots: &ConnectionSlots, failing: &LogLimiter) {
         // The kernel looks for a free descriptor first, and fails without one even if no client is waiting.
         if !has_come(&self.listener) {
             return tokio::time::sleep(ACCEPT_RETRY).await;

@@ -3,12 +3,12 @@
 //!
 //! Enters: clients, and the activity of their connections. Leaves: a slot for every client. When all are taken, the
 //! client with the most connections loses one at once: the one that has been silent longest. Connections that are being
-//! answered are spared while they are at most half of the client's. If they are more, one of them is closed, so that clients
-//! that request much and read nothing cannot leave a single slot to the others behind the same address. Among these, the
-//! connections whose answer has not begun come last, because the daemon is silent there, not the client.
+//! answered are spared while they are at most half of that client's. If they are more, one of them is closed: otherwise
+//! clients that request much and read nothing would leave a single slot to all others behind the same address. Among
+//! them, those whose answer has not begun are closed last: there the daemon is silent, not the client.
 
 use super::connection::{ConnectionState, ConnectionTurn};
-use super::counts::{Ending, HttpStats, Listener, Seldom};
+use super::counts::{Ending, HttpStats, Listener, LogLimiter};
 use super::sender::Client;
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -35,7 +35,7 @@ pub(super) struct ConnectionSlots {
     /// Signalled for each connection that has ended.
     left: Notify,
     stats: Arc<HttpStats>,
-    full: Seldom,
+    full: LogLimiter,
 }
 
 /// A taken slot, which is free again when dropped.
@@ -50,7 +50,7 @@ pub(super) struct ConnectionSlot {
 impl ConnectionSlots {
     pub(super) fn new(listener: Listener, most: usize, stats: Arc<HttpStats>) -> Arc<Self> {
         stats.connections(listener).switch_on();
-        let (free, full) = (Arc::new(Semaphore::new(most)), Seldom::default());
+        let (free, full) = (Arc::new(Semaphore::new(most)), LogLimiter::default());
         Arc::new(Self { listener, most, free, taken: Mutex::default(), left: Notify::new(), stats, full })
     }
 
@@ -77,7 +77,7 @@ impl ConnectionSlots {
     }
 
     /// The connection to evict for another client.
-    fn next_of_all(&self) -> Option<Arc<ConnectionState>> {
+    fn victim_for_newcomer(&self) -> Option<Arc<ConnectionState>> {
         let taken = self.taken();
         let greediest = of_greediest(&taken, |_| true);
         let answering = greediest.iter().filter(|state| state.turn() == ConnectionTurn::Answer).count();
@@ -87,7 +87,7 @@ impl ConnectionSlots {
     }
 
     /// The connection to evict when descriptors are short: none that is being answered and recently active.
-    fn next_but_answered(&self) -> Option<Arc<ConnectionState>> {
+    fn victim_for_descriptor(&self) -> Option<Arc<ConnectionState>> {
         let taken = self.taken();
         let has_stopped = |state: &ConnectionState| !state.is_waiting() && state.is_silent_for(ANSWER_PATIENCE);
         let greediest = of_greediest(&taken, |state| state.turn() != ConnectionTurn::Answer || has_stopped(state));
@@ -95,7 +95,7 @@ impl ConnectionSlots {
     }
 
     fn evict_for_another(&self) {
-        if !self.evict(self.next_of_all()) {
+        if !self.evict(self.victim_for_newcomer()) {
             return;
         }
         if let Some(since) = self.full.due() {
@@ -103,7 +103,7 @@ impl ConnectionSlots {
                 listener = self.listener.label(),
                 slots = self.most,
                 closed = since,
-                "every place for connections is taken; the client with the most loses those that have been silent longest"
+                "every connection slot is taken; the client with the most loses those that have been silent longest"
             );
         }
     }
@@ -120,11 +120,12 @@ impl ConnectionSlots {
     /// one ended.
     pub(super) async fn make_room(&self) -> bool {
         let left = self.left.notified();
-        self.evict(self.next_but_answered()) && timeout(LEAVE_PATIENCE, left).await.is_ok()
+        self.evict(self.victim_for_descriptor()) && timeout(LEAVE_PATIENCE, left).await.is_ok()
     }
 }
 
-/// Those that may go, of the client that has most connections, or of all that have as many.
+/// The evictable connections of the client with the most connections, among the clients that have an evictable one. If
+/// several clients have equally many, those of all of them.
 fn of_greediest(
     taken: &[Arc<ConnectionState>],
     may_go: impl Fn(&ConnectionState) -> bool,

@@ -28,7 +28,7 @@ pub(super) struct RankSpans {
     gpus: Vec<String>,
     /// Number of its last step.
     step: Option<u64>,
-    /// What has ended since the last event, in the order in which it ended.
+    /// What has ended since the last event, or in the requested interval, in the order in which it ended.
     spans: Vec<EndedSpan>,
     /// What is open.
     open: Vec<OpenSpan>,

@@ -41,11 +41,11 @@ pub(super) struct TimelineAnswer {
     /// Unix time that the times of spans are relative to, nanoseconds.
     base_unix_nano: i64,
     ranks: Vec<RankSpans>,
-    /// Spans of the interval that are not there, each shorter than all that are.
+    /// How many spans of the interval are left out. None is longer than a span that is there.
     left_out: usize,
 }
 
-/// Steps and phases that lie in an interval, with those that are open now.
+/// Steps and phases that overlap an interval, and all that are open now.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/timeline", tag = "live", params(TimelineQuery),
     responses((status = 200, body = TimelineAnswer), (status = 400, body = super::problem::Body))))]
 pub(super) async fn timeline(

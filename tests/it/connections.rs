@@ -52,7 +52,7 @@ fn probes_are_answered_among_520_idle_connections() {
     // 520 and those of the probes, less the 256 slots, and less those that were closed after their answer.
     assert!(evicted >= 520 - 256, "{evicted}");
     let log = daemon.printed();
-    assert_eq!(log.matches("every place for connections is taken").count(), 1, "one line a minute: {log}");
+    assert_eq!(log.matches("every connection slot is taken").count(), 1, "one line a minute: {log}");
     // Each connection is closed: the first at once, the last after its three seconds.
     for (number, stream) in idle.iter_mut().enumerate() {
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");

@@ -85,7 +85,8 @@ pub enum CheckpointsError {
     TooLarge,
 }
 
-/// Where to place at most `most` checkpoints, the first `skipped` layers left out.
+/// Places `most` checkpoints, or one before each divided layer but the first if that is fewer. The first `skipped`
+/// layers are left out.
 ///
 /// # Errors
 /// Nothing is known of any layer's activations, or their sizes cannot be.

@@ -17,7 +17,8 @@ pub struct Partition {
 /// fixed number of cuts.
 type Row = Vec<u64>;
 
-/// Divides `numbers` with at most `most` cuts. `None` if they add up to more than a `u64` holds.
+/// Divides `numbers` with `most` cuts, or with one less than there are numbers if that is fewer. `None` if the sum does
+/// not fit a `u64`.
 #[must_use]
 pub fn partition(numbers: &[u64], most: usize) -> Option<Partition> {
     let mut before = Vec::with_capacity(numbers.len() + 1);

@@ -7,9 +7,9 @@ use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::SkippedLines;
 use highwater_engine::recording::lines::refuse;
-use highwater_engine::recording::points::Track;
 use highwater_engine::recording::rows::MOST_GPUS;
 use highwater_engine::recording::tape::{Allocation, Format, Tape};
+use highwater_engine::recording::track::Track;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -70,8 +70,9 @@ pub(super) fn tape(
     Ok(tape)
 }
 
-/// Memory in use after each change. Begins with 0 at `begin_ns`, unless this GPU's first change is then. All changes of one
-/// time are added up first, so that an allocation that reuses memory freed at the same time is not counted on top of it.
+/// Memory in use after each change; `None`, a gap, where the sum is negative. Begins with 0 at `begin_ns`, unless the
+/// first change is then. Changes at one time are added up first: memory that is freed and reused at once does not count
+/// twice.
 fn sums(mut changes: Vec<(i64, i128)>, begin_ns: i64, end_ns: i64) -> Vec<(i64, Option<u64>)> {
     changes.sort_unstable();
     let (mut sum, mut points) = (0_i128, Vec::new());

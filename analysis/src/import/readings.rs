@@ -6,9 +6,9 @@
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 pub use highwater_engine::recording::lines::Fault;
-use highwater_engine::recording::points::Track;
 use highwater_engine::recording::rows::MOST_GPUS;
 use highwater_engine::recording::tape::{Format, Tape};
+use highwater_engine::recording::track::Track;
 use highwater_engine::recording::{FileProblem, SkippedLines};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,7 +36,8 @@ struct Readout {
     last: Option<(i64, Option<u64>)>,
     /// The first intervals; empty once the period is known.
     intervals: Vec<i64>,
-    /// Begin and end of each of these intervals, until the period is known.
+    /// The same intervals as (begin, end), in their order: `intervals` is sorted to find the median. Empty once it is
+    /// known.
     pauses: Vec<(i64, i64)>,
     period_ns: Option<i64>,
 }

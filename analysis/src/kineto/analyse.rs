@@ -26,7 +26,8 @@ pub struct Analysis {
     pub unusable_events: u64,
     /// By GPU, and then in the order of time.
     pub steps: Vec<Step>,
-    /// How many collectives no step launched.
+    /// How many collectives belong to no step: no step was in progress at the launch, or, if the trace lacks the
+    /// launch, at the begin.
     pub collectives_outside_steps: u64,
     /// The kernels of collectives of unknown kind.
     pub unknown_collectives: BTreeSet<String>,

@@ -22,7 +22,7 @@ pub struct Idle {
     /// Nothing was queued for another reason, or for the data loader if that is not known; `None` if the trace has no
     /// call that launches work.
     pub host_ns: Option<u64>,
-    /// Work was queued, and had not begun; `None` likewise.
+    /// Work was queued and had not begun; `None` if the trace has no call that launches work.
     pub other_ns: Option<u64>,
     /// The trace lacks the call that launched the next work.
     pub unexplained_ns: u64,

@@ -51,7 +51,7 @@ impl Collective {
         self.end_ns.abs_diff(self.begin_ns)
     }
 
-    /// What went over each link, bytes.
+    /// The message times the bus factor of nccl-tests, bytes; `None` if one of them is not known.
     pub(super) fn bus_bytes(&self) -> Option<f64> {
         let factor = self.group_size.and_then(|ranks| self.kind.bus_factor(ranks));
         self.bytes.zip(factor).map(|(bytes, factor)| bytes as f64 * factor)

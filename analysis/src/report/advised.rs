@@ -1,7 +1,8 @@
 //! Advice beside findings of too little memory: where to checkpoint, if the recording has the job's layers.
 //!
-//! Enters: a report with findings and layer profiles. Leaves: for each job that lacked memory, advice with numbers. Invariant:
-//! nothing is advised from a profile of which records are missing.
+//! Enters: a report with findings and layer profiles. Leaves: for each job that lacked memory, advice with numbers.
+//! Invariant: nothing is advised from an incomplete profile: the daemon lacked records, or the report had no room for
+//! them.
 
 use super::layers::Profile;
 use super::model::{Found, Report};

@@ -1,7 +1,8 @@
 //! Which recordings share a clock, so that one time axis shows what happened at the same time.
 //!
-//! Enters: reports. Leaves: how much later than the earliest each began, for those that ran at the same time. Invariant: only
-//! Unix times are compared; all other recordings begin at 0.
+//! Enters: reports. Leaves: for those that overlap the first one with a clock, directly or through others, how much
+//! later than the earliest of them each began. Invariant: only Unix times are compared; all other recordings begin at
+//! 0.
 
 use super::model::Report;
 use highwater_engine::recording::Times;

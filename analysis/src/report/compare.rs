@@ -19,7 +19,7 @@ pub enum Measure {
     Duration,
     /// The mean duration of a step, of the rank where it is longest, nanoseconds.
     Step,
-    /// The longest time for which a GPU's memory is not known, nanoseconds.
+    /// The longest total time for which a GPU's memory is not known, nanoseconds.
     Unknown,
     /// How many findings of severity warning or critical there are.
     Findings,

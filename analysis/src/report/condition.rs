@@ -34,7 +34,7 @@ enum Order {
     AtMost,
 }
 
-/// A recording for which a condition holds, or cannot be judged.
+/// A recording that fails: the condition holds, or cannot be judged because a value is not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
     /// What is the matter, in one line.

@@ -18,7 +18,8 @@ const WINDOW_NS: i64 = 5 * SECOND_NS;
 const SHARE: f64 = 0.5;
 /// A clock of at most this part of the one before is critical.
 const CRITICAL_CLOCK: f64 = 0.5;
-/// The weight of a reading in the mean clock before: that of some ten seconds.
+/// The weight of a reading in the moving average of the healthy clock: at 10 readings a second, a time constant of 10
+/// s.
 const WEIGHT: f64 = 0.01;
 /// Steps that are kept of each rank, before and while clocks are held back.
 const STEPS: usize = 20;
@@ -165,7 +166,8 @@ impl Clocks {
         ends.filter(|_| gaps > 0).map_or(0, |span_ns| (span_ns / gaps).min(SECOND_NS))
     }
 
-    /// Whether a step overlaps readings with a reason, so that it is not one of before.
+    /// Whether a step may have been slowed, so that it is not a healthy one: its GPU is held back now, or a reading
+    /// within the step has a reason.
     fn is_in_doubt(&self, step: &Step) -> bool {
         let in_step = |reading: &&Reading| step.begin_ns <= reading.at_ns && reading.at_ns <= step.end_ns;
         self.begin_ns.is_some() || self.readings.iter().filter(in_step).any(|reading| reading.reasons != 0)
@@ -205,8 +207,8 @@ fn push(lengths: &mut VecDeque<i64>, length_ns: i64) {
     }
 }
 
-/// The time that a rank lost since the last view: each of its steps that ended, and that began after its GPU was held back, took
-/// longer than a healthy one by a part of it.
+/// The time that a rank lost in the steps that ended in this turn, nanoseconds: what each took longer than the median
+/// healthy step. Only steps that began after its GPU was held back count.
 fn lost_ns(view: &View<'_>, rank: &RankNow, begin_ns: i64, healthy_ns: i64) -> i64 {
     let is_its = |step: &&Step| step.key == rank.key && step.begin_ns >= begin_ns && step.is_usual(view.settings);
     view.steps.iter().filter(is_its).map(|step| (step.length_ns() - healthy_ns).max(0)).sum()

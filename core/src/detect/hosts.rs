@@ -1,8 +1,9 @@
-//! What the processes of ranks wait for on their host, as the kernel counts it: read only while a rank's host seems to be late.
+//! What the processes of ranks wait for on their host: CPU, memory or storage, as the kernel counts it.
 //!
-//! Enters: such ranks, from the detectors; readings of their processes, from the daemon. Leaves: whose processes are to be read, and
-//! the share of the time that one waited. Invariants: at most [`MOST_SUSPECTS`] are read at a time, of which an owner that has most of
-//! them gives one up for an owner that has fewer; a rank is forgotten once no detector has asked for it for a minute.
+//! Enters: ranks whose host seems to be late, from the detectors; readings of their processes, from the daemon. Leaves:
+//! the processes to read, and the share of the time that each waited. Invariants: at most [`MOST_SUSPECTS`] are read at
+//! a time; the owner with the most gives one up for an owner with at least two fewer; a rank is forgotten once no
+//! detector has asked for it for a minute.
 
 use crate::clock::SECOND_NS;
 use crate::jobs::Scope;
@@ -17,7 +18,7 @@ pub const MOST_SUSPECTS: usize = 8;
 const HOLD_NS: i64 = 60 * SECOND_NS;
 /// How often a process is read.
 const PERIOD_NS: i64 = SECOND_NS;
-/// Over how long what it waited for is taken, and how much of that must be known.
+/// Shares are taken over the readings of this long, and only if they span at least `FEWEST_NS`.
 const KEPT_NS: i64 = 10 * SECOND_NS;
 const FEWEST_NS: i64 = SECOND_NS / 2;
 
@@ -40,7 +41,8 @@ pub struct HostWaits {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct WaitShares {
     pub cpu: Option<f64>,
-    /// Whether it waited for a CPU because its control group had reached its limit.
+    /// Whether the CPU limit of its control group explains the wait for a CPU: it stopped the group for at least half
+    /// as long.
     pub is_limited: bool,
     pub memory: Option<f64>,
     pub storage: Option<f64>,

@@ -1,12 +1,13 @@
-//! `straggler`, of jobs that do not mark their communication, or in which it runs beside their work: a rank that is late behind a
-//! barrier.
+//! `straggler` for jobs whose communication is not marked or overlaps with computation: a rank for which all others
+//! wait.
 //!
-//! DDP and FSDP hide their collectives in the forward and backward pass. Every rank then takes as long as the slowest, so that the
-//! durations of steps name nobody. Two things still differ. The marks: a phase of the late rank is longer than that of its peers, by what
-//! later phases of the peers are longer, because they wait in them. And the GPUs, where the marks are equal: a GPU that waits in
-//! a collective is busy and uses no tensor cores, one that computes longer uses them more, and one whose host is late is less
-//! busy. Measured on two H200s: late by 26 of 131 ms in backward, the tensor cores were active 1.59 times as much; late by
-//! 100 of 202 ms on the host, the GPU was busy half of the time; in healthy jobs the ratios were 1.05 and 1.04.
+//! DDP and FSDP run collectives inside the forward and backward pass. All ranks wait in them for the slowest, so all
+//! steps take the same time. Two rules still find the slowest rank. By the marks: one of its phases is longer, and
+//! later phases of its peers are longer by about as much, because the peers wait in them. By the GPUs, where the marks
+//! are equal: a GPU that waits in a collective is busy and uses no tensor cores. One that computes longer uses them
+//! more. One whose host is late is less busy. Measured on two H200s: when a rank was late by 26 of 131 ms in backward,
+//! its tensor cores were active 1.59 times as much; when its host was late by 100 of 202 ms, its GPU was busy half of
+//! the time; in healthy jobs the ratios were 1.05 and 1.04.
 //!
 //! Ranks are compared only if they do the same: by their coordinates, or else if each of their phases comes once in a step and
 //! `forward` and `backward` are among them, which is not so in pipelines. If two ranks are late at once, neither is named.
@@ -36,15 +37,15 @@ use marks::{Lengths, Phases};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Blocks in which nobody was late that show how long a step takes.
+/// The blocks without a verdict whose median step is the baseline ([`LateBlock::healthy_ns`]).
 const HEALTHY_BLOCKS: usize = 8;
 /// Steps and time whose readings are compared with each other.
 const BLOCK_STEPS: usize = 10;
 const BLOCK_NS: i64 = SECOND_NS;
 /// The most steps of a block, however short they are.
 const MOST_STEPS: usize = 1024;
-/// The weight that blocks in a row in which the same rank is late must have, and that of a block with even steps. A block of steps that
-/// differ in length, as inputs do, has 1: then one rank has more work than the others in a block by chance.
+/// A rank is reported once consecutive blocks in which it is late have this weight in all: two blocks of even steps, or
+/// five others. A block of uneven steps has weight 1, because unequal inputs can make one rank late in it by chance.
 const ENOUGH: u32 = 5;
 const EVEN_WEIGHT: u32 = 3;
 /// Steps are even if the longest but one takes at most this many times as long as the shortest.
@@ -63,11 +64,13 @@ pub(super) struct Late {
 struct Known {
     /// By how much a phase that peers waited for made each step longer.
     recent: Lags,
-    /// The slowdown of the last step that it caused; `None` if it caused none that is known.
+    /// The slowdown, as a ratio, that it caused in the step judged last; `None` if it is not the late rank of that
+    /// step. The rule by the GPUs gives one only in the step that ends a block.
     slowdown: Option<f64>,
     /// How long Python's garbage collector stopped it in the steps of the block, nanoseconds.
     collected_ns: i64,
-    /// The end of the last step in which its marks named it: they know the reason better than its GPU does.
+    /// The end of the last step in which the marks showed it to be late. The rule by the GPUs does not report it for a
+    /// block that began before that, because the marks also name the phase.
     named_ns: Option<i64>,
 }
 
@@ -96,7 +99,8 @@ impl Late {
         }
     }
 
-    /// Judges the ranks of a step whose communication is not marked. Returns whether they could be judged.
+    /// Looks for a late rank in one step of a job. Returns false if its ranks cannot be compared. What the marks show
+    /// comes before what the GPUs show, so a step yields at most one sign.
     pub fn judge(&mut self, view: &View<'_>, group: &Group<'_>, signs: &mut Vec<Sign>) -> bool {
         let Some(job) = group.step().map(|step| step.key.0.clone()) else { return false };
         for member in &group.members {

@@ -1,10 +1,11 @@
 //! Peaks of memory that follow one another, and how they grow.
 //!
-//! Enters: the peak of each step, or of each minute, with the names of the phases that it had. Leaves: a [`Growth`]. All peaks,
-//! thinned to a bounded number, are looked at, and the last ones of every one, eighth and sixty-fourth: growth is to be seen soon after
-//! it begins, also in a long run. A stretch of peaks is divided into five blocks of equal length. They grow if each block rises
-//! above the one before by at least `LEAST_RISE` of the mean rise: a run that meets ever longer sequences rises too, but ever
-//! more slowly. The line through them is the pace. Invariant: the numbers of peaks, of names and of gaps are bounded. Pure.
+//! Enters: the peak of each step, or of each minute, with the names of the phases that it had. Leaves: a [`Growth`].
+//! Four series are kept: the whole run, thinned to a bounded number of peaks, and the last peaks at three scales, of
+//! which each stands for 1, 8 or 64 values by their maximum. So growth shows soon after it begins, also in a long run.
+//! A stretch of peaks is divided into five blocks of equal length. They grow if each block rises above the one before
+//! by at least `LEAST_RISE` of the mean rise: a run that meets ever longer sequences rises too, but ever more slowly.
+//! The line through them is the pace. Invariant: the numbers of peaks, of names and of gaps are bounded. Pure.
 
 use super::finding::number;
 use super::steps::Step;
@@ -14,7 +15,8 @@ use std::sync::Arc;
 
 /// Maximum number of peaks of a whole run. Beyond it, each two neighbours are merged into one.
 const MOST_PEAKS: usize = 128;
-/// The last [`MOST_LAST`] peaks are kept also of every one, eight and 64 steps.
+/// Values (steps or minutes) that one peak stands for in the series of the last [`MOST_LAST`] peaks. It is their
+/// maximum.
 const SCALES: [u64; 3] = [1, 8, 64];
 const MOST_LAST: usize = 80;
 /// Peaks that a judgement needs.
@@ -31,8 +33,8 @@ const MOST_NAMES: usize = 32;
 const RARE: u64 = 4;
 /// Gaps with rare phases that are kept.
 const MOST_GAPS: usize = 64;
-/// Growth comes with a rare phase if this part of it does, of at least `LEAST_GAPS` of them, and at least `SURELY` of it by two
-/// standard deviations.
+/// A rare phase explains growth if at least `LEAST_GAPS` gaps have it, memory rose in these by at least the part
+/// `MOSTLY` of the growth, and that rise less two standard deviations is at least the part `SURELY`.
 const MOSTLY: f64 = 0.8;
 const SURELY: f64 = 0.5;
 const LEAST_GAPS: usize = 3;
@@ -101,7 +103,7 @@ pub(super) struct Growth {
     pub onset_ns: i64,
     /// Where the line is now, bytes.
     pub level_bytes: u64,
-    /// A value's share of the rise, bytes, and its 90 % bounds.
+    /// Growth per value (a step or a minute), bytes: the slope, then its lower and upper 90 % bound.
     pub each_bytes: [f64; 3],
     /// `None` where the GPU's size is not known.
     pub full: Option<Full>,
@@ -183,7 +185,8 @@ impl Series {
             Some(Peak { bytes, ..*pair.last()? })
         };
         self.peaks = self.peaks.make_contiguous().chunks(2).filter_map(merged).collect();
-        // Of an odd number of peaks, the last has no partner: it stands for half as many values as the others.
+        // The number of peaks is odd here, so the last one has no partner: it stands for one value so far, and takes
+        // more.
         self.each *= 2;
     }
 
@@ -237,7 +240,8 @@ fn growth_of(all: &[Peak], length: usize, each: u64, usable_bytes: Option<u64>, 
     })
 }
 
-/// The line through the peaks. If the last half rises more slowly, it is the one that goes on.
+/// The line through the peaks. If the last half surely rises more slowly, its slope and end are used, because growth
+/// goes on at that pace. The lower bound is the lower of both.
 fn pace(peaks: &[Peak]) -> Option<Trend> {
     let line = |peaks: &[Peak]| Trend::of(&peaks.iter().map(|peak| number(peak.bytes)).collect::<Vec<f64>>());
     let (all, half) = (line(peaks)?, line(&peaks[peaks.len() / 2..])?);

@@ -48,8 +48,9 @@ pub(super) struct Whole {
 }
 
 impl<'a> Group<'a> {
-    /// `sees` is whether more is known of what a GPU does than its marks say. Then that shows who is late, and marks of
-    /// communication beside the work are not compared; otherwise they are if they lie in one phase.
+    /// `sees` returns whether a GPU has readings that can show a late rank. If most marked communication lies in phases
+    /// of work, the work of all ranks counts as unknown. The exception: some rank has no such GPU, and that
+    /// communication lies in one phase.
     pub fn of(view: &'a View<'_>, steps: &'a [Step], sees: impl Fn(usize) -> bool) -> Self {
         let now = |step: &Step| view.rank(&step.key);
         let member = |step: &'a Step| Member {

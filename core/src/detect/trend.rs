@@ -61,8 +61,9 @@ impl Trend {
         })
     }
 
-    /// How many values later the line has risen by `left`, and 90 % bounds of when the first value is that high, if values are as far
-    /// above the line as the highest was; `None` if it does not rise. The later bound is infinite if it may not rise.
+    /// In how many values the line rises by `left`, then the earliest and the latest by the slope's 90 % bounds. The
+    /// earliest is for a value that is as far above the line as the highest was. The latest is infinite if the lower
+    /// bound does not rise. `None` if the line does not rise.
     pub fn until(&self, left: f64) -> Option<(f64, f64, f64)> {
         let left = left.max(0.0);
         let latest = if self.low > 0.0 { left / self.low } else { f64::INFINITY };

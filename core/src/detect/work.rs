@@ -20,7 +20,7 @@ const SPREAD: i64 = 8;
 pub(super) struct Work {
     /// Time in marked phases, without communication, waiting for data and phases outside of training, nanoseconds.
     pub total_ns: i64,
-    /// The part of it in phases that the step has once: the optimizer.
+    /// The part of it in phases that occur once in the step, such as the optimizer; 0 if no phase repeats.
     pub once_ns: i64,
     /// How often the most frequent phase of work came: the microbatches.
     pub rounds: u64,

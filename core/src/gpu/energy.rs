@@ -18,8 +18,8 @@ const LONGEST_NS: i64 = 300 * SECOND_NS;
 /// Plausible ratios of the counter's joules to the integrated joules. A ratio outside of this range is not caused by the
 /// difference of two meters, and is ignored.
 const PLAUSIBLE: RangeInclusive<f64> = 0.5..=2.0;
-/// Ratios within which two readings confirm each other. They may be a second apart only, in which the counter is a tenth
-/// of a second late.
+/// Ratios of the counter's joules to the integrated joules within which two readings confirm each other. Wider than
+/// [`PLAUSIBLE`], because they may be one second apart only, and the counter lags by a tenth of a second.
 const CONFIRMING: RangeInclusive<f64> = 0.25..=4.0;
 /// More power than any GPU draws, watts.
 const MOST_WATTS: f64 = 10_000.0;

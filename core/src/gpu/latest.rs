@@ -63,7 +63,7 @@ pub struct GpuState {
     /// Whether nothing runs on it, so that its lanes read it seldom.
     idle: AtomicBool,
     /// When an annotation last named it, nanoseconds of the timeline.
-    named_ns: AtomicI64,
+    annotated_ns: AtomicI64,
     /// Why it does not answer.
     trouble: Mutex<String>,
     medium: ArcSwapOption<Latest<Medium>>,
@@ -110,7 +110,7 @@ impl GpuState {
             doubted: AtomicBool::new(false),
             sampling_period_ns: AtomicI64::new(0),
             idle: AtomicBool::new(false),
-            named_ns: AtomicI64::new(i64::MIN),
+            annotated_ns: AtomicI64::new(i64::MIN),
             trouble: Mutex::default(),
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
@@ -289,14 +289,14 @@ impl GpuState {
     }
 
     /// Records that a job that runs on it sent an annotation at this time, nanoseconds of the timeline.
-    pub fn name(&self, at_ns: i64) {
-        self.named_ns.fetch_max(at_ns, Ordering::Relaxed);
+    pub fn note_annotation(&self, at_ns: i64) {
+        self.annotated_ns.fetch_max(at_ns, Ordering::Relaxed);
     }
 
     /// When an annotation of a job on it arrived last, nanoseconds of the timeline; the least number if none did.
     #[must_use]
-    pub fn named_ns(&self) -> i64 {
-        self.named_ns.load(Ordering::Relaxed)
+    pub fn annotated_ns(&self) -> i64 {
+        self.annotated_ns.load(Ordering::Relaxed)
     }
 
     /// The last list of its processes; `None` if the driver did not report one.

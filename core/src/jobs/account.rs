@@ -1,9 +1,11 @@
 //! The owners of senders, and the quota that each owner has of the limits that all owners share.
 //!
 //! Enters: what the kernel reports about a sender. Leaves: one account for each owner, and [`Reservation`]s, which release
-//! their amount when they are dropped. Invariant: an owner may take more only if it then holds no more than what stays free
-//! (the dynamic threshold of shared-memory switches, Choudhury and Hahne 1998), so there is always room for another owner. An
-//! owner that is alone can use half of each limit. Absent on purpose: what is held, and why.
+//! their amount when they are dropped. Invariant: an owner that holds something may take more only if it then holds no
+//! more than what stays free (the dynamic threshold of shared-memory switches, Choudhury and Hahne 1998), so an owner
+//! that is alone can use half of each limit. Three exceptions: an owner that holds nothing may take all that is free;
+//! local clients of unknown user together get an eighth; the daemon itself is bound only by the node's limit. Absent on
+//! purpose: what is held, and why.
 
 use super::limits::Limits;
 use crate::clock::SECOND_NS;
@@ -288,7 +290,9 @@ impl Account {
         self.book.most_events
     }
 
-    /// Whether this owner may send this number of events now. All owners that send share the node's rate evenly.
+    /// Takes this number of events from the owner's token bucket. Returns false, and takes none, if too few are left.
+    /// The node's rate is divided evenly among the owners that have sent within the last second; the daemon is not
+    /// limited.
     pub fn may_send(&self, events: usize, now_ns: i64) -> bool {
         if self.owner == Owner::Daemon {
             return true;

@@ -160,8 +160,9 @@ impl Rank {
         self.series.contains_key(phase) || is_open()
     }
 
-    /// The process that holds the rank against an event that begins a step: another process, which is counted on, has begun the
-    /// rank's last step. Processes may share the phases of a rank within a step, as its data loaders do.
+    /// The process that began the rank's last step, if it is another one than the event's and is still counted on. Such
+    /// a begin of a step must not replace it. `None` for all other events: processes may share the phases of a rank
+    /// within a step, as its data loaders do.
     pub(super) fn held_against(&self, event: &Event) -> Option<u32> {
         let (speaker, holder) = self.holder.filter(|_| self.exited_ns.is_none() && makes_holder(event))?;
         let is_other = event.pid.is_some_and(|pid| pid != holder);

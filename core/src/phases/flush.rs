@@ -1,10 +1,10 @@
 //! The mark that an allocator leaves when it flushes its cache: memory falls, and grows again at once.
 //!
 //! A framework's allocator that cannot get memory frees every cached block and tries again, so `used` falls by
-//! hundreds of MiB or more and regrows within tens of milliseconds. One fall counts once, when enough has come back: half of it,
-//! or, on a nearly full GPU, as much as had been free. For the allocator got what it had asked for, and that
-//! was more than was free; of ten flushes on an H200 only three had regrown by half within 100 ms. A program that frees memory
-//! to keep it free takes none of it back. Seen from outside this is a sign, not a proof: a checkpoint that frees and refills
+//! hundreds of MiB or more and regrows within tens of milliseconds. One fall counts once, when enough has come back:
+//! half of it, or, on a nearly full GPU, as much as had been free, if that is less. The allocator flushed because its
+//! request exceeded what was free, so at least that much comes back. Half would miss most: of ten flushes on an H200
+//! only three had regrown by half within 100 ms. A program that frees memory to keep it free takes none of it back. Seen from outside this is a sign, not a proof: a checkpoint that frees and refills
 //! looks alike.
 
 use crate::clock::MILLISECOND_NS;

@@ -6,7 +6,8 @@ use crate::jobs::Ended;
 use crate::ring;
 use std::sync::Arc;
 
-/// What memory did on one GPU during one phase. Bytes throughout; `None` where nothing is known.
+/// What memory did on one GPU during one step, phase or layer. Sizes are bytes, times nanoseconds; `None` where nothing
+/// is known.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PhaseMemory {
     /// Position of the GPU.

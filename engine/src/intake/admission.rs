@@ -31,8 +31,8 @@ const LOG_NS: i64 = 60 * SECOND_NS;
 /// Called for each mark when it is taken, on the endpoint's thread, so it must not wait.
 pub type MarkListener = Box<dyn Fn(&Event) + Send + Sync>;
 
-/// Gets the positions of the GPUs of each rank that sent an annotation, and when that arrived, nanoseconds of the
-/// timeline.
+/// Called for each accepted annotation of a rank whose GPUs are known, with their positions and when the annotation
+/// arrived, nanoseconds of the timeline. It runs on the endpoint's thread, so it must not wait.
 pub type GpuListener = Box<dyn Fn(&[usize], i64) + Send + Sync>;
 
 /// Takes annotations from any number of threads.
@@ -370,8 +370,9 @@ impl Intake {
         }
     }
 
-    /// Ends a speaker once all that it sent before has been taken. `pid` is its process, `held` its reservation.
-    pub(super) fn has_ended_behind(&self, pid: Option<u32>, speaker: Speaker, held: Option<Reservation>) {
+    /// Ends a speaker once everything that it sent has been taken: at once, or parked behind its events that wait.
+    /// `pid` is its process, `held` the reservation to release then.
+    pub(super) fn end_after_parked(&self, pid: Option<u32>, speaker: Speaker, held: Option<Reservation>) {
         // Now, because its process and its control group may be gone a moment later.
         self.kills.note_end(speaker, self.senders.live.now_ns());
         let Some(pid) = pid else { return self.has_ended(speaker) };
@@ -553,7 +554,7 @@ impl Intake {
 
     /// Ends the ranks of processes that have ended.
     pub(super) fn take_ended(&self, ends: &Ends) {
-        ends.take().into_iter().for_each(|pid| self.has_ended_behind(Some(pid), Speaker::Process(pid), None));
+        ends.take().into_iter().for_each(|pid| self.end_after_parked(Some(pid), Speaker::Process(pid), None));
     }
 
     /// Marks the ranks beside which the kernel killed a process for want of host memory.

@@ -68,15 +68,24 @@ impl<'a> Batch<'a> {
 
     /// Takes a complete body.
     pub fn push_whole(&mut self, body: &[u8]) {
-        // Most bodies are one event.
-        let is_one = body.len() <= MOST_EVENT_BYTES && body.first() == Some(&b'{') && body.last() == Some(&b'}');
-        if is_one && let Ok(annotation) = serde_json::from_slice(body) {
-            self.splitter.skip_one();
-            let allowed = self.taking.within_rate().map(|()| annotation);
-            self.taking.take(0, allowed);
-            return;
+        // Most bodies are one event. Of several, each is a line.
+        let is_object = body.first() == Some(&b'{') && body.last() == Some(&b'}');
+        if body.len() > MOST_EVENT_BYTES || !is_object || body.contains(&b'\n') {
+            return self.push(body);
         }
-        self.push(body);
+        // Before parsing, which costs more than everything else.
+        match self.taking.within_rate().map(|()| serde_json::from_slice(body)) {
+            Ok(Ok(annotation)) => self.take_one(Ok(annotation)),
+            Err(refusal) => self.take_one(Err(refusal)),
+            // The splitter says what is wrong.
+            Ok(Err(_)) => self.push(body),
+        }
+    }
+
+    /// Takes the one event of a body.
+    fn take_one(&mut self, event: Result<Annotation, Refusal>) {
+        self.splitter.skip_one();
+        self.taking.take(0, event);
     }
 
     /// Takes one more piece, which arrives now.

@@ -28,7 +28,7 @@ pub(super) struct Complaints {
 }
 
 impl Complaints {
-    /// Logs a refusal, unless enough of its owner's were logged already.
+    /// Logs a refusal as a warning, or at the level `debug` if this period's warnings for its owner are used up.
     pub fn refused(this: &Mutex<Self>, owner: &Owner, pid: Option<u32>, refusal: &Refusal, now_ns: i64) {
         let silent = {
             let mut complaints = this.lock().unwrap_or_else(PoisonError::into_inner);

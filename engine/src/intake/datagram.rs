@@ -27,7 +27,7 @@ const LOOK_FOR_ENDS: usize = 1_024;
 const WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// How long to wait after receiving has failed.
 const RETRY: Duration = Duration::from_millis(200);
-/// The user id that the kernel substitutes for one that has no number here.
+/// The user id that the kernel reports for a user that this user namespace does not map (`overflowuid`).
 const NOBODY: u32 = 65_534;
 
 /// The bound socket; its path is removed when it is dropped.

@@ -30,9 +30,9 @@ impl Ends {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, watched: Mutex::default() })
     }
 
-    /// Watches for the end of this process, whose owner has this account. One that has ended already is returned by the
-    /// next [`take`](Self::take), as any other: what it sent before may still be in a queue. Returns whether it is watched from now
-    /// on and was not before.
+    /// Watches for the end of this process, and charges a descriptor to `account`. Returns true if it was not watched
+    /// before and is now. The next [`take`](Self::take) returns a process that has ended already; this function does
+    /// not, because what the process sent may still be in a queue.
     pub fn watch(&self, pid: u32, account: &Arc<Account>) -> bool {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw);

@@ -1,11 +1,12 @@
 //! Follows the processes that the kernel kills for want of host memory, in the control groups of processes that send annotations.
 //!
 //! Enters: senders whose end is seen: processes, and connections. Leaves: a [`HostOom`] for each time that the kernel killed processes
-//! of their groups, with the sender that ended by it. Rules: the groups are read once a second, and when a sender ends. A process that
-//! a signal ends within [`BLAMED_NS`] of a kill in its group was killed, and as many were as the kernel counted; one that ends by
-//! itself then ended after another process was killed; if none ends, some other process was killed. Where senders of several owners
-//! are in one group, nobody is named, as the kernel does not say whose process it was. Invariants: senders and groups are bounded, and
-//! one owner has at most half of each; no event waits for a file to be read.
+//! of their groups, with the sender that ended by it. Rules: the groups are read once a second, and when a sender ends.
+//! If a signal ends a sender's process within [`BLAMED_NS`] after a kill in its group, that process was killed; at most
+//! as many as the kernel counted. If the process ends by itself in that time, another one was killed before. If no
+//! sender ends, the kernel killed some other process. In a group with senders of several owners, kills are not
+//! reported: the kernel does not say whose process it was. Invariants: senders and groups are bounded, and one owner
+//! has at most half of each; no event waits for a file to be read.
 
 use crate::place::cgroup::{Counts, Groups, MOST_PATH_BYTES, MemoryGroup, Reason, Search};
 use crate::place::process::{Ending, ending, is_of, started};
@@ -63,6 +64,8 @@ struct Follow {
     /// When its process started, and since when it is followed; `None` until its group was looked for.
     start: Option<u64>,
     since_ns: Option<i64>,
+    /// When its group was looked for last; `i64::MIN` if never.
+    tried_ns: i64,
     /// Its group.
     folder: Option<Arc<Path>>,
 }
@@ -111,23 +114,23 @@ impl Kills {
         let own = senders.values().filter(|other| Arc::ptr_eq(&other.account, account)).count();
         if own < MOST_SENDERS / 2 {
             let account = Arc::clone(account);
-            senders.insert(speaker, Follow { pid, account, start: None, since_ns: None, folder: None });
+            senders.insert(
+                speaker,
+                Follow { pid, account, start: None, since_ns: None, tried_ns: i64::MIN, folder: None },
+            );
         }
     }
 
-    /// Reads the groups if it is time to. Returns kills to which no end of a sender was due, with those that send from the group.
+    /// Reads the groups, at most once a second. Returns kills to which no sender's end was attributed within
+    /// [`BLAMED_NS`], each with the senders that were in that group.
     pub fn look(&self, now_ns: i64) -> Vec<(Vec<Speaker>, HostOom)> {
         let mut state = self.state();
         if state.looked_ns.is_some_and(|looked_ns| now_ns.saturating_sub(looked_ns) < LOOK_NS) {
             return Vec::new();
         }
         state.looked_ns = Some(now_ns);
-        let is_new = |(_, follow): &(&Speaker, &Follow)| follow.since_ns.is_none();
-        let new: Vec<(Speaker, Follow)> = {
-            let senders = self.senders();
-            senders.iter().filter(is_new).take(MOST_NEW).map(|(speaker, follow)| (*speaker, follow.clone())).collect()
-        };
-        for (speaker, mut follow) in new {
+        for (speaker, mut follow) in self.longest_unplaced() {
+            follow.tried_ns = now_ns;
             if state.place(&self.groups, &mut follow, now_ns) {
                 follow.since_ns = Some(now_ns);
             }
@@ -151,7 +154,17 @@ impl Kills {
         nobodys
     }
 
-    /// Notes that a sender has ended, and what that is due to.
+    /// The senders whose group is looked for next: those that were not tried for longest, so that an owner's many senders whose
+    /// groups are not found keep no other from being placed.
+    fn longest_unplaced(&self) -> Vec<(Speaker, Follow)> {
+        let senders = self.senders();
+        let mut new: Vec<(&Speaker, &Follow)> =
+            senders.iter().filter(|(_, follow)| follow.since_ns.is_none()).collect();
+        new.sort_by_key(|(_, follow)| follow.tried_ns);
+        new.into_iter().take(MOST_NEW).map(|(speaker, follow)| (*speaker, follow.clone())).collect()
+    }
+
+    /// Stops following a sender that has ended, and keeps the kill that explains its end, for [`take`](Self::take).
     pub fn note_end(&self, speaker: Speaker, now_ns: i64) {
         if !self.senders().contains_key(&speaker) {
             return;
@@ -169,8 +182,8 @@ impl Kills {
         self.forget_groups(&mut state);
     }
 
-    /// What ended this sender, if it was missing host memory. The next call returns nothing. It is followed no longer, even if what it
-    /// sent was taken only after its end was noted.
+    /// Returns and removes the kill that ended this sender, if there was one. Also stops following the sender: an event
+    /// of it may have been taken, and may have called `watch` again, after its end was noted.
     pub fn take(&self, speaker: Speaker) -> Option<HostOom> {
         self.senders().remove(&speaker);
         if self.groups.is_on() { self.state().ended.remove(&speaker) } else { None }
@@ -364,6 +377,11 @@ mod tests {
             self.write(format!("cgroup/{group}/memory.events"), format!("oom {kills}\noom_kill {kills}\n"));
         }
 
+        /// The first senders whose group is looked for next.
+        fn next(&self) -> Vec<Speaker> {
+            self.kills.longest_unplaced().into_iter().map(|(speaker, _)| speaker).collect()
+        }
+
         /// Looks after this many seconds, and returns the processes beside which one was killed.
         fn look(&self, seconds: i64) -> Vec<Vec<Speaker>> {
             let beside = self.kills.look(seconds * SECOND_NS);
@@ -388,6 +406,22 @@ mod tests {
         fn is_killed(&self, pid: u32, seconds: i64) -> bool {
             self.ends(pid, SIGNALED, seconds).is_some_and(|oom| oom.is_own == Some(true))
         }
+    }
+
+    #[test]
+    fn senders_whose_groups_are_not_found_keep_no_other_from_being_placed() {
+        let rig = Rig::new();
+        (1..=40).for_each(|pid| rig.watch(pid, "a", 1));
+        assert_eq!(rig.next().len(), MOST_NEW);
+        rig.kills.senders().values_mut().for_each(|follow| follow.tried_ns = 5);
+        rig.watch(99, "b", 2);
+        assert_eq!(rig.next()[0], Speaker::Process(99));
+        rig.kills.senders().get_mut(&Speaker::Process(7)).expect("one").tried_ns = 4;
+        assert_eq!(
+            rig.next()[..2],
+            [Speaker::Process(99), Speaker::Process(7)],
+            "then in the order of the last attempt"
+        );
     }
 
     #[test]

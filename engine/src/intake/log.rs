@@ -27,7 +27,8 @@ const EVENT_BYTES: usize = 512;
 /// How much is kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogLimits {
-    /// For how long after their arrival, nanoseconds; older ones may be kept if the space is not needed.
+    /// For how long after their arrival, nanoseconds. Older events are dropped in whole blocks, whenever a block
+    /// becomes full.
     pub keep_ns: i64,
     /// Limit on the bytes of all of them; 0 keeps none.
     pub bytes: usize,
@@ -108,7 +109,8 @@ struct Own {
     blocks: VecDeque<Block>,
     /// The number after the last requested one, which may be within the last block.
     until: u64,
-    /// Bytes and events of the first block that come before the requested ones, and the number from which theirs count on.
+    /// Bytes and events of the first block that come before the requested ones. Numbers are stored as differences:
+    /// `before` is the number to which the first requested event's difference is added.
     skip: (usize, u64),
     before: u64,
     /// Maximum bytes of them that the reader gets.

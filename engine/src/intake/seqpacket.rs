@@ -209,7 +209,7 @@ impl<'a> Reader<'a> {
                     let Some(Connection { sender, held, .. }) = self.connections.remove(&number) else { return };
                     let Some(speaker) = sender.connection.map(Speaker::Connection) else { return };
                     // It counts as a connection until its end has been handled.
-                    return self.intake.has_ended_behind(sender.pid, speaker, Some(held));
+                    return self.intake.end_after_parked(sender.pid, speaker, Some(held));
                 }
             }
         }

@@ -37,8 +37,9 @@ impl Unlinked {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Parks an event or end behind the others of its container. Returns it if there is no room, or if nothing of the
-    /// container is parked and the link is not awaited.
+    /// Parks an event or an end behind the others of its container. Returns it if it need not or cannot wait: nothing
+    /// of the container is parked and its link is not awaited, or there is no room for the container or the event. An
+    /// end always has room.
     pub fn park(&self, container: &Arc<str>, is_awaited: bool, parked: Parked) -> Option<Parked> {
         let mut queues = self.queues();
         if !queues.contains_key(container) {

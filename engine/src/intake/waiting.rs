@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(super) struct Arrival {
     pub at_ns: i64,
-    /// On the timeline for rates and deadlines.
+    /// The same moment on the live timeline, for rates and deadlines. A replay's `at_ns` stops at the recording's end.
     pub live_ns: i64,
     pub unix_shift_ns: i64,
     pub sender: Sender,

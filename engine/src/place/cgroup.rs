@@ -18,14 +18,15 @@ const MOST_LEVELS: usize = 8;
 /// How deep below the mounted folder the groups of other containers are looked for, and in how many folders at most.
 const MOST_DEPTH: usize = 3;
 const MOST_FOLDERS: usize = 512;
-/// Walks without a result within [`MISSES_NS`] after which no more are made until it is over, for one owner and for all: a container
-/// may end before its group is found, and a node may have more groups than are searched.
+/// Maximum number of searches of the folders that find nothing in [`MISSES_NS`], of one owner and of all. After that
+/// none is made until the time is over. Searches can fail: a container may end first, and a node may have more groups
+/// than are searched.
 const MOST_MISSES: usize = 8;
 const MOST_ALL_MISSES: usize = 32;
 const MISSES_NS: i64 = 60 * SECOND_NS;
 /// The longest path of a group, bytes: users choose names.
 pub(crate) const MOST_PATH_BYTES: usize = 1 << 10;
-/// The value of a limit in version 1 above which it is none: the most pages that a counter can hold.
+/// A limit of version 1 from this number of bytes on means no limit. The kernel then reports a value near 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// The control groups of this machine.
@@ -40,7 +41,8 @@ pub(crate) struct Groups {
 /// Where paths that begin with `..` lead.
 #[derive(Debug, Default)]
 struct Above {
-    /// What a path that begins with this many `..` is relative to: found once.
+    /// By the number of `..` at the begin of a path: the folder that the rest is relative to. Cached, as a search is
+    /// expensive.
     bases: Vec<(usize, PathBuf)>,
     /// For whom walks had no result, and since when they are counted.
     misses: Vec<Owner>,
@@ -54,7 +56,7 @@ pub(crate) enum Search {
     Found(MemoryGroup),
     /// It has none that is read: it has ended, or its group is the root of all, or not below the mounted folder.
     Nowhere,
-    /// It was not searched, because too much was in vain: later it may be.
+    /// It was not searched, because too many searches found nothing. The caller may try again later.
     Later,
 }
 
@@ -225,7 +227,7 @@ impl MemoryGroup {
 
     fn at_limit(&self, level: &Path) -> Option<u64> {
         match self.version {
-            // With swap in the limit, only the second may rise.
+            // If the limit includes swap, only the counter of memory and swap may rise.
             Version::One => {
                 let with_swap = number(&level.join("memory.memsw.failcnt")).unwrap_or(0);
                 Some(number(&level.join("memory.failcnt"))?.saturating_add(with_swap))
@@ -239,7 +241,9 @@ impl MemoryGroup {
         if now.at_limit.iter().all(Option::is_none) {
             return Reason::Unknown;
         }
-        let rose = |at: &usize| now.at_limit.get(*at).copied().flatten() > before.at_limit.get(*at).copied().flatten();
+        // A count that could not be read before is not known to have risen.
+        let of = |counts: &Counts, at: usize| counts.at_limit.get(at).copied().flatten();
+        let rose = |at: &usize| of(before, *at).zip(of(now, *at)).is_some_and(|(before, now)| now > before);
         let Some(level) = (0..now.at_limit.len()).find(rose).and_then(|at| self.levels().nth(at)) else {
             return Reason::Node;
         };
@@ -344,6 +348,7 @@ mod tests {
         assert_eq!(group.reason(&before, &now), Reason::Limit(Limit { bytes: None, ..limit }));
         let unknown = Counts { kills: 5, at_limit: vec![None; 4] };
         assert_eq!(group.reason(&unknown, &unknown), Reason::Unknown, "before Linux 5.2");
+        assert_eq!(group.reason(&unknown, &now), Reason::Node, "a count that can be read now has not risen");
         std::fs::remove_dir_all(rig.folder.path().join("cgroup/kube/pod/ctr")).expect("gone");
         assert_eq!((group.kills(), group.counts(), rig.of(7)), (None, None, None));
     }

@@ -6,7 +6,7 @@
 //! another time does not inherit it; a new container's link is awaited for a bounded time, counted from the container's
 //! first process that sent.
 
-use super::process::{KEEP_NS, LOOK_AGAIN_NS, MOST_PROCESSES, remember, started};
+use super::process::{KEEP_NS, LOOK_AGAIN_NS, MOST_PROCESSES, insert_evicting, started};
 use crate::files::read_at_most;
 use crate::place::kubelet::{Home, Kubelet};
 use highwater_core::clock::SECOND_NS;
@@ -125,7 +125,7 @@ impl Homes {
         if let Home::Unlinked(id) = &home {
             let mut unlinked = self.unlinked.lock().unwrap_or_else(PoisonError::into_inner);
             if !unlinked.contains_key(id) {
-                remember(
+                insert_evicting(
                     &mut unlinked,
                     Arc::clone(id),
                     now_ns.saturating_add(LINK_WAIT_NS),
@@ -136,7 +136,7 @@ impl Homes {
         }
         let since_ns = before.filter(|before| before.at.home == home).map_or(now_ns, |before| before.at.since_ns);
         let at = At { home, since_ns };
-        remember(&mut all, pid, Known { read_ns: now_ns, started, at: at.clone() }, MOST_PROCESSES, |known| {
+        insert_evicting(&mut all, pid, Known { read_ns: now_ns, started, at: at.clone() }, MOST_PROCESSES, |known| {
             known.read_ns
         });
         at

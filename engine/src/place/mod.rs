@@ -135,8 +135,8 @@ impl Places {
         Some(vec![found])
     }
 
-    /// The GPUs that a container was given. Returns none if the driver does not list one of them on this node, because
-    /// then it is unknown which of the others an index means.
+    /// Positions of the GPUs that a container was given. If the driver does not list every one of them, returns no
+    /// position at all: it would be unknown which GPU an index means.
     fn positions(&self, gpus: &Gpus, uuids: &[String]) -> Vec<usize> {
         gpus.with_uuids(uuids).unwrap_or_else(|unknown| {
             if !self.warned_unknown.swap(true, Ordering::Relaxed) {

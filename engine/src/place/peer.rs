@@ -7,7 +7,7 @@
 //! `MOST_STUCK` reads of one owner hang, no more of its processes are read; the next process read belongs to the
 //! owner with the fewest reads in progress.
 
-use super::process::{KEEP_NS, LOOK_AGAIN_NS, MOST_PROCESSES, is_of, remember, started};
+use super::process::{KEEP_NS, LOOK_AGAIN_NS, MOST_PROCESSES, insert_evicting, is_of, started};
 use crate::files::read_at_most;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::jobs::{Account, Owner, Place};
@@ -359,7 +359,7 @@ impl<Event> State<Event> {
     fn learn(&mut self, pid: u32, peer: Peer, started: Option<u64>, keep_ns: i64, now_ns: i64) -> Arc<Peer> {
         let peer = Arc::new(peer);
         let known = Known { read_ns: now_ns, started, keep_ns, peer: Arc::clone(&peer) };
-        remember(&mut self.known, pid, known, MOST_PROCESSES, |known| known.read_ns);
+        insert_evicting(&mut self.known, pid, known, MOST_PROCESSES, |known| known.read_ns);
         peer
     }
 }

@@ -91,8 +91,8 @@ pub(crate) fn is_of(process: &Path, owner: &Owner) -> bool {
     ids.is_some_and(|ids| ids.split_ascii_whitespace().any(|id| id.parse() == Ok(*uid)))
 }
 
-/// Remembers a process or container, replacing the oldest one at the limit.
-pub(super) fn remember<K: Eq + Hash + Clone, T>(
+/// Adds an entry to a map of at most `most` entries. If it is full, evicts the entry with the smallest `at_ns`.
+pub(super) fn insert_evicting<K: Eq + Hash + Clone, T>(
     known: &mut HashMap<K, T>,
     key: K,
     one: T,
@@ -143,10 +143,10 @@ mod tests {
     fn the_oldest_gives_way_and_one_that_is_known_does_not() {
         let mut known = HashMap::new();
         let most = u32::try_from(MOST_PROCESSES).expect("some");
-        (0..most).for_each(|pid| remember(&mut known, pid, i64::from(pid) + 10, MOST_PROCESSES, |ns| *ns));
-        remember(&mut known, 5, 1, MOST_PROCESSES, |ns| *ns);
+        (0..most).for_each(|pid| insert_evicting(&mut known, pid, i64::from(pid) + 10, MOST_PROCESSES, |ns| *ns));
+        insert_evicting(&mut known, 5, 1, MOST_PROCESSES, |ns| *ns);
         assert_eq!((known.len(), known[&5]), (MOST_PROCESSES, 1), "known already");
-        remember(&mut known, most, 2, MOST_PROCESSES, |ns| *ns);
+        insert_evicting(&mut known, most, 2, MOST_PROCESSES, |ns| *ns);
         assert!(!known.contains_key(&5) && known.contains_key(&most) && known.len() == MOST_PROCESSES);
     }
 }

@@ -1,9 +1,9 @@
 //! What a process waits for on its host: a CPU, memory or storage.
 //!
-//! Enters: the kernel's files about a process's threads and its control group. Leaves: totals. The kernel counts how long each thread
-//! was ready without a CPU; of all threads, each interval counts that of the one that waited longest: which of them launches the GPU's
-//! kernels is not known. Version 1 of control groups does not say what is waited for. Invariants: at most [`MOST_THREADS`] threads of a
-//! process are read; every file is read up to a bound.
+//! Enters: the kernel's files about a process's threads and its control group. Leaves: totals. The kernel counts how
+//! long each thread was ready without a CPU. Between two readings, only the thread that waited longest counts, because
+//! it is not known which thread launches the GPU's kernels. Of version 1 of control groups, nothing more is read.
+//! Invariants: at most [`MOST_THREADS`] threads of a process are read; every file is read up to a bound.
 
 use super::cgroup::MemoryGroup;
 use crate::files::read_at_most;
@@ -65,7 +65,7 @@ fn waited_ns(file: &Path) -> Option<u64> {
     std::str::from_utf8(&text).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// The number behind the first `name`: of pressure, that of `some`.
+/// The number after the first `name`. In a pressure file that is the line `some`, which comes before `full`.
 fn number_of(text: &str, name: &str) -> Option<u64> {
     let behind = text.split_once(name)?.1;
     behind.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()

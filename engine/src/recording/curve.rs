@@ -1,4 +1,4 @@
-//! The memory of one GPU in a capture, thinned as the ring's is.
+//! Queries the memory of one GPU in a capture: points and a summary of an interval, thinned as a query of the ring is.
 
 use super::read::track;
 use super::rows::RecordingReader;

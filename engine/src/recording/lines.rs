@@ -20,7 +20,8 @@ const LONGEST_MESSAGE: usize = 200;
 const MOST_LINE_BYTES: usize = 1 << 20;
 /// The most bytes of a file, unpacked.
 const MOST_FILE_BYTES: u64 = 1 << 30;
-/// A packed file may unpack to this many times its size, and always to [`EASY_BYTES`]. Recordings pack 3 to 20 times.
+/// A packed file may unpack to this many times its size, or to [`EASY_BYTES`] if that is more: a guard against gzip
+/// bombs. Recordings pack 3 to 20 times.
 const MOST_RATIO: u64 = 100;
 const EASY_BYTES: u64 = 64 << 20;
 /// The most lines of a file that are kept: 256 MiB of points.

@@ -11,7 +11,6 @@ mod folder;
 mod jobs;
 pub mod lines;
 mod meters;
-pub mod points;
 mod problem;
 mod profiles;
 mod read;
@@ -23,6 +22,7 @@ pub mod tape;
 #[cfg(test)]
 mod tests;
 pub mod track;
+pub mod track_writer;
 pub mod write;
 
 pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};

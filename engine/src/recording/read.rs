@@ -3,10 +3,10 @@
 
 use super::lines::refuse;
 use super::meters::Meters;
-use super::points::Track;
 use super::problem::FileProblem;
 use super::rows::{RecordingReader, json, needed, number, real, text, word};
 use super::tape::{Format, Tape, Times, Words, is_too_long};
+use super::track::Track;
 use highwater_core::gpu::{Activity, Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::source::{OpenError, provenance};
 use highwater_core::wire::{Annotation, EventType, Gpu, GpuList, Kind, Memory, Scalar};
@@ -137,9 +137,10 @@ impl RecordingReader {
         Ok(Meters::new(by_gpu))
     }
 
-    /// The changes of GPUs, each with the GPU's position in `gpus`, which lists the file's numbers of them. A turn records that a
-    /// GPU is back some time after it came back. It is played as back from just after the turn before, so that its memory in
-    /// between is played too. This makes no difference to any detector.
+    /// The changes of GPUs. `gpus` has the file's numbers of the GPUs, by position. Changes are recorded at turns of
+    /// the detectors, so a GPU that is up again came back at some time since the turn before. It is played as up from
+    /// just after that turn, so that its memory in between is played too. No detector runs between two turns, so none
+    /// is affected.
     fn changes(&mut self, gpus: &[u32], turns: &[i64]) -> Result<Vec<GpuChange>, OpenError> {
         let position = |row: &Row<'_>| {
             let gpu = needed::<u32>(row, 1)?;

@@ -20,7 +20,7 @@ pub const FORMAT_VERSION: i32 = 1;
 
 /// Why a recording cannot be written.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum WriteError {
     /// SQLite refused it.
     #[error("{0}")]
     Sql(#[from] rusqlite::Error),
@@ -118,7 +118,7 @@ const SAFELY: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLIT
 
 /// Creates the file of a new recording of at most `most_bytes`, and begins the transaction that creates its tables.
 /// SQLite alone would accept a file that exists already. If this fails, no file is left.
-pub fn create(path: &Path, most_bytes: u64, mode: u32) -> Result<Connection, Trouble> {
+pub fn create(path: &Path, most_bytes: u64, mode: u32) -> Result<Connection, WriteError> {
     std::fs::File::options().write(true).create_new(true).mode(mode).open(path)?;
     begin(path, most_bytes).inspect_err(|_| remove(path))
 }
@@ -137,7 +137,7 @@ pub fn beside(path: &Path, end: &str) -> PathBuf {
     name.into()
 }
 
-fn begin(path: &Path, most_bytes: u64) -> Result<Connection, Trouble> {
+fn begin(path: &Path, most_bytes: u64) -> Result<Connection, WriteError> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
     tune(&connection)?;
     let pages = i64::try_from(most_bytes / PAGE_BYTES).unwrap_or(i64::MAX).max(16);

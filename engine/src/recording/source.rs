@@ -6,8 +6,8 @@
 
 use super::allocator::Allocator;
 use super::lines::SkippedLines;
-use super::points::Track;
 use super::tape::{Allocation, Format, Tape};
+use super::track::Track;
 use super::{folder, read};
 use highwater_core::gpu::{Became, Device, GpuChange, GpuState, Medium};
 use highwater_core::source::provenance::RECORDED_FROM;

@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// The state with this label; unreadable if there is none.
+    /// The state of a finished file with this label. Any other label, `writing` included, is `Unreadable`.
     pub fn of(label: &str) -> Self {
         let all = [State::Complete, State::CutShort, State::Failed, State::Interrupted];
         all.into_iter().find(|state| state.label() == label).unwrap_or(State::Unreadable)

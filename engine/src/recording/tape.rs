@@ -3,7 +3,7 @@
 use super::allocator::Allocator;
 use super::lines::{SkippedLines, refuse};
 use super::meters::Meters;
-use super::points::Track;
+use super::track::Track;
 use highwater_core::gpu::{Device, GpuChange};
 use highwater_core::source::OpenError;
 use highwater_core::wire::Annotation;

@@ -132,7 +132,7 @@ impl RecordingWriter {
         (most_bytes, mode): (u64, u32),
         shift_ns: i64,
         uuids: Vec<String>,
-    ) -> Result<Self, schema::Trouble> {
+    ) -> Result<Self, schema::WriteError> {
         Ok(Self { connection: schema::create(path, most_bytes, mode)?, shift_ns, uuids, jobs: RefCell::default() })
     }
 

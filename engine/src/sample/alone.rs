@@ -16,7 +16,7 @@ const HABIT_CALLS: u32 = 8;
 pub(super) fn start(sampler: &Sampler, position: usize, idle_ns: Option<i64>, stop: &Arc<AtomicBool>) {
     let (mut reader, stop, now_ns) = (sampler.share(), Arc::clone(stop), sampler.clock().now_ns());
     let aside = sampler.aside();
-    let patience_ns = aside.next_patience_ns(position, now_ns);
+    let patience_ns = aside.start_patience_ns(position, now_ns);
     let device = &sampler.gpus()[position].device;
     tracing::warn!(
         gpu = device.index,
@@ -32,8 +32,8 @@ pub(super) fn start(sampler: &Sampler, position: usize, idle_ns: Option<i64>, st
     }
 }
 
-/// Reads the memory of a GPU that is aside until `stop`, until it does not answer, or until its calls have been prompt for so
-/// long.
+/// Reads the memory of a GPU that is aside until `stop`, until the GPU is no longer sampled, or until its calls have
+/// been prompt for `patience_ns`.
 fn run(sampler: &mut Sampler, position: usize, patience_ns: i64, idle_ns: Option<i64>, stop: &AtomicBool) {
     thread::wake_on_time();
     let mut pace = Pace::new(sampler.clock().now_ns());
@@ -79,7 +79,7 @@ impl Pace {
         end_ns - self.prompt_since_ns
     }
 
-    /// The time between two readings, where calls take long all the time; 0 where they do not.
+    /// The time between two readings while all calls take long, nanoseconds: twice the last call. 0 otherwise.
     fn usual_ns(&self) -> i64 {
         if self.long >= HABIT_CALLS { 2 * self.took_ns } else { 0 }
     }

@@ -23,12 +23,12 @@ use std::thread::JoinHandle;
 pub(super) const LONG_NS: i64 = MILLISECOND_NS;
 /// The time constant with which long calls are forgotten, nanoseconds.
 const MEMORY_NS: f64 = 10e9;
-/// Minimum total duration of a GPU's long calls within that time before it is set aside, nanoseconds. It is a hundredth: the
-/// other GPUs may lose that share of their ticks.
+/// A GPU is set aside only from this decayed total duration of its long calls on, nanoseconds: 1 % of the time
+/// constant. That is the share of their ticks that the other GPUs may lose.
 const LEAST_NS: f64 = MEMORY_NS / 100.0;
-/// Minimum number of long calls within that time. A few may all fall on one GPU by chance.
+/// Minimum decayed number of long calls before a GPU is set aside. A few may all fall on one GPU by chance.
 const LEAST_CALLS: f64 = 8.0;
-/// Minimum ratio of the total duration of its long calls to that of at least one other GPU.
+/// Its long calls must take at least this many times as long, in total, as those of the least affected other GPU.
 const FACTOR: f64 = 10.0;
 
 /// How long all calls on a GPU must be prompt before it comes back, the first time.
@@ -133,7 +133,7 @@ impl Aside {
         self.calls[position].store(NO_CALL, Ordering::SeqCst);
     }
 
-    /// Ends it: the fast lane reads the GPU again.
+    /// Gives the GPU back to the fast lane, and forgets its long calls.
     pub fn end(&self, position: usize, now_ns: i64) {
         if let Some(cost) = self.costs().get_mut(position) {
             *cost = Cost { patience_ns: cost.patience_ns, back_ns: Some(now_ns), ..Cost::NOTHING };
@@ -141,9 +141,10 @@ impl Aside {
         self.gpus.fetch_and(!(1 << position), Ordering::AcqRel);
     }
 
-    /// How long calls on this GPU must be prompt before it comes back, nanoseconds. Called once each time it is set aside: it
-    /// grows with each time that follows soon.
-    pub fn next_patience_ns(&self, position: usize, now_ns: i64) -> i64 {
+    /// How long all calls on this GPU must be prompt before it comes back, nanoseconds. Each call of this function
+    /// counts as one more time aside: the result is four times the last one, at most ten minutes, if the GPU came back
+    /// less than an hour ago.
+    pub fn start_patience_ns(&self, position: usize, now_ns: i64) -> i64 {
         let mut costs = self.costs();
         let Some(cost) = costs.get_mut(position) else { return PATIENCE_NS };
         let is_again = cost.back_ns.is_some_and(|back_ns| now_ns.saturating_sub(back_ns) < FORGET_NS);
@@ -255,13 +256,13 @@ mod tests {
         let mut stays_s = Vec::new();
         let mut now_ns = 0;
         for _ in 0..6 {
-            stays_s.push(aside.next_patience_ns(0, now_ns) / SECOND_NS);
+            stays_s.push(aside.start_patience_ns(0, now_ns) / SECOND_NS);
             now_ns += 10 * SECOND_NS;
             aside.end(0, now_ns);
         }
         assert_eq!(stays_s, [1, 4, 16, 64, 256, 600]);
-        assert_eq!(aside.next_patience_ns(0, now_ns + FORGET_NS), PATIENCE_NS);
-        assert_eq!(aside.next_patience_ns(1, now_ns), PATIENCE_NS);
+        assert_eq!(aside.start_patience_ns(0, now_ns + FORGET_NS), PATIENCE_NS);
+        assert_eq!(aside.start_patience_ns(1, now_ns), PATIENCE_NS);
     }
 
     #[test]

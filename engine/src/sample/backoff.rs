@@ -115,8 +115,8 @@ impl Backoff {
         self.baseline_ns += weight * (duration - self.baseline_ns);
     }
 
-    /// Records the end of a sweep after which all calls so far are recorded; returns the new period if a full second calls for
-    /// another one.
+    /// Records the end of a sweep. All calls until then must have been recorded. Once a second, judges the calls of
+    /// that second, and returns the new period if it changes.
     pub fn sweep(&mut self, begin_ns: i64, end_ns: i64) -> Option<i64> {
         if self.window.began_ns == 0 {
             self.window.began_ns = begin_ns;

@@ -1,4 +1,5 @@
-//! The deadlines of ticks: absolute times that never burst, with every deadline accounted for.
+//! The deadlines of ticks, at absolute times. A late tick is not made up for: each deadline is taken once, or counted
+//! as missed.
 
 /// The deadlines since the last tick.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl Deadlines {
         Outcome { lateness_ns, missed_late, missed_driver }
     }
 
-    /// Changes the period from the next deadline on, which lies one new period after the last.
+    /// Changes the period. The next deadline moves to one new period after the last one.
     pub fn set_period(&mut self, period_ns: i64) {
         let period_ns = period_ns.max(1);
         self.next_ns += period_ns - self.period_ns;

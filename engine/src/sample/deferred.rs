@@ -1,7 +1,8 @@
 //! Durations that the sampling thread has measured and not counted yet.
 //!
-//! A histogram lies in a dozen lines of memory, and a thread that has slept for a millisecond finds few of them in its caches.
-//! Enters: durations. Leaves: the same, counted many at a time. Invariant: each is counted once.
+//! A histogram takes a dozen cache lines, and few of them are still cached when the thread wakes after a millisecond.
+//! So the thread counts durations in batches. Enters: durations. Leaves: the same, in histograms. Invariant: each is
+//! counted once.
 
 use super::prefetch::prefetch;
 use highwater_core::histogram::Histogram;
@@ -16,7 +17,8 @@ pub(super) struct DeferredDurations {
 }
 
 impl DeferredDurations {
-    /// None yet. At most `in_a_tick` are added before [`are_many`](Self::are_many) is asked again.
+    /// An empty batch. The caller checks [`are_many`](Self::are_many) after at most `in_a_tick` more durations, so
+    /// `add` never allocates.
     pub fn new(in_a_tick: usize) -> Self {
         Self { durations_ns: Vec::with_capacity(MANY + in_a_tick) }
     }

@@ -15,22 +15,23 @@ const REPLAY_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 
 /// How the fast lane runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FastLane {
+pub struct FastLaneSettings {
     /// Its period, and its limits.
     pub budget: Budget,
     /// The period of GPUs on which nothing runs, nanoseconds; `None` for the full rate.
     pub idle_period_ns: Option<i64>,
-    /// How long a call may take before sampling continues without its GPU, nanoseconds.
+    /// How long a call may take before its GPU counts as hung, nanoseconds. GPUs that answer are sampled again much
+    /// sooner.
     pub hang_after_ns: i64,
 }
 
 /// Samples at absolute deadlines until `stop` or until another thread has taken over.
-pub fn run_paced(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
+pub fn run_paced(sampler: Sampler, lane: FastLaneSettings, stop: &Arc<AtomicBool>) {
     run(sampler, Backoff::new(lane.budget), lane, stop);
 }
 
 /// As [`run_paced`], starting at the period of `backoff`. The whole hot path is here and in [`Sampler::tick`].
-pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, lane: FastLane, stop: &Arc<AtomicBool>) {
+pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, lane: FastLaneSettings, stop: &Arc<AtomicBool>) {
     thread::wake_on_time();
     let started_ns = sampler.clock().now_ns();
     sampler.set_periods(lane.idle_period_ns, backoff.period_ns());
@@ -89,7 +90,7 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, lane: FastLane, st
 
 /// Starts a thread for each GPU that the last sweep set aside.
 #[cold]
-fn set_aside(sampler: &mut Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
+fn set_aside(sampler: &mut Sampler, lane: FastLaneSettings, stop: &Arc<AtomicBool>) {
     let newly = sampler.take_newly_aside();
     for position in (0..sampler.gpus().len()).filter(|position| aside::has(newly, *position)) {
         alone::start(sampler, position, lane.idle_period_ns, stop);
@@ -235,7 +236,7 @@ mod tests {
         clock.stats.set(Arc::clone(&node.ticks)).expect("once");
         assert!(clock.gpus.set(Arc::clone(&node.gpus)).is_ok(), "once");
         let budget = Budget { period_ns, max_period_ns: SECOND_NS, busy_ratio: 0.5 };
-        let lane = FastLane { budget, idle_period_ns: None, hang_after_ns: SECOND_NS };
+        let lane = FastLaneSettings { budget, idle_period_ns: None, hang_after_ns: SECOND_NS };
         run_paced(node.sampler(writers), lane, &stop);
         (node, clock.most_held.load(Ordering::Relaxed))
     }

@@ -25,7 +25,8 @@ pub(super) struct Rate {
     used_bytes: Option<u64>,
     /// The last sign, nanoseconds of the timeline.
     sign_ns: i64,
-    /// When to look next whether it is idle; while it is, when it is due. Nanoseconds of the timeline.
+    /// While the GPU is idle, when it is due next; otherwise, when to check next whether it has become idle.
+    /// Nanoseconds of the timeline.
     next_ns: i64,
     is_idle: bool,
 }
@@ -101,7 +102,8 @@ impl Idle {
 }
 
 impl Rate {
-    /// Decides whether the GPU, if it may be, is idle. Returns whether that has changed.
+    /// Decides whether the GPU is idle, and when to decide again. `may_be_idle` is false for a position without a bit
+    /// in `Sweep::skipped`. Returns whether the decision has changed.
     #[cold]
     fn decide(&mut self, at_ns: i64, gpu: &GpuState, may_be_idle: bool, idle_ns: i64) -> bool {
         let was_idle = self.is_idle;
@@ -113,7 +115,7 @@ impl Rate {
     }
 
     fn is_idle_at(&self, at_ns: i64, gpu: &GpuState) -> bool {
-        let sign_ns = self.sign_ns.max(gpu.named_ns());
+        let sign_ns = self.sign_ns.max(gpu.annotated_ns());
         self.used_bytes.is_some_and(|used_bytes| used_bytes <= BARE_BYTES)
             && at_ns.saturating_sub(sign_ns) >= QUIET_NS
             && gpu.processes().is_some_and(|listed| listed.reading.is_empty() && listed.at_ns > sign_ns)
@@ -250,7 +252,7 @@ mod tests {
                 Some(0)
             }),
             ("an annotation names it", |rig| {
-                rig.gpu.name(rig.now_ns);
+                rig.gpu.note_annotation(rig.now_ns);
                 Some(0)
             }),
         ];
@@ -271,7 +273,7 @@ mod tests {
     fn a_gpu_stays_at_the_full_rate_for_a_while_after_an_annotation() {
         let mut rig = Rig::new();
         rig.rest();
-        rig.gpu.name(rig.now_ns);
+        rig.gpu.note_annotation(rig.now_ns);
         rig.run(IDLE_NS, Some(0));
         rig.now_ns += MS;
         rig.list(&[]);

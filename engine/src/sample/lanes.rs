@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// A process holds only a context on a GPU only if it holds at least this many times as much memory on another GPU.
 const CONTEXT_PART: u64 = 4;
-/// For how long no calls are made on several GPUs while the fast lane waits for one.
+/// How long the common thread pauses while a call of the fast lane takes long: its own next call could hang too.
 const PAUSE_NS: i64 = 20 * MILLISECOND_NS;
 /// How long the event lane waits at a time, which is the longest that it delays a shutdown.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
@@ -83,8 +83,8 @@ struct Doubts {
 }
 
 impl Doubts {
-    /// Whether to pause, given the fast lane's call that takes long. If that is another call than at the last pause, the driver
-    /// is slow but does not hang, so there is no pause.
+    /// Whether to pause. `call` is the fast lane's call that takes long, if one does. If it is not the call of the last
+    /// pause, calls return: the driver is slow but does not hang, so there is no pause.
     fn has(&mut self, call: Option<Stuck>) -> bool {
         let has_gone_on = self.about.is_some() && self.about != call;
         self.about = if has_gone_on { None } else { call };
@@ -115,7 +115,7 @@ impl Lanes<'_> {
         self.roll.units().all().get(number)
     }
 
-    /// Whether nothing runs on the devices of a unit.
+    /// Whether all devices of a unit that have memory are idle. Also true if none of them has memory.
     fn are_idle(&self, number: usize) -> bool {
         let positions = self.unit(number).into_iter().flat_map(|unit| &unit.positions);
         let with_memory = positions.filter_map(|position| self.gpus.get(*position));
@@ -232,7 +232,7 @@ impl Lanes<'_> {
     }
 }
 
-/// Waits until `until_ns` in steps short enough for a shutdown, or until there is other work.
+/// Waits until `until_ns` or until `is_wanted` returns true. It is checked at least once a second, and at each wake-up.
 fn wait_in_steps(clock: &dyn Clock, until_ns: i64, is_wanted: impl Fn() -> bool) {
     while !is_wanted() && clock.now_ns() < until_ns {
         clock.wait_until(until_ns.min(clock.now_ns() + SECOND_NS));
@@ -478,7 +478,7 @@ mod tests {
                 if apart {
                     // The thread that is left with one GPU keeps no other waiting.
                     lanes.roll.units().on_parting(Box::new(|number| number != 3));
-                    lanes.roll.units().part(BEGIN_NS);
+                    lanes.roll.units().separate(BEGIN_NS);
                 }
                 ticks.begin_call(0, BEGIN_NS - SECOND_NS);
                 run_units(lanes, stop);
@@ -513,7 +513,7 @@ mod tests {
         let (_, driver) = run_lanes(8, SECOND_NS, |lanes, stop, _| {
             let units = lanes.roll.units();
             units.on_parting(Box::new(|_| true));
-            units.part(BEGIN_NS - 20 * SECOND_NS);
+            units.separate(BEGIN_NS - 20 * SECOND_NS);
             assert_eq!(units.common(), [] as [usize; 0]);
             run_unit(lanes, 5, stop);
             assert!(!stop.load(Ordering::Relaxed), "it ended by itself");

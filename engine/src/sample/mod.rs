@@ -25,7 +25,7 @@ mod watch;
 
 pub use backoff::{Backoff, Budget};
 pub use deadlines::{Deadlines, Outcome};
-pub use fast::{FastLane, run_paced, run_replay};
+pub use fast::{FastLaneSettings, run_paced, run_replay};
 pub use lanes::{Lanes, run_events, run_unit, run_units};
 pub use roll::RollCall;
 pub use schedule::{PROCESS_TURNS, RARE_TURNS, Schedules, pcie_turns};

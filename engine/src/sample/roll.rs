@@ -58,7 +58,7 @@ impl RollCall {
 
     /// Parts the units and wakes their threads, which then read the doubted devices.
     pub(super) fn call(&self, now_ns: i64) {
-        self.units.part(now_ns);
+        self.units.separate(now_ns);
         self.units.wake();
     }
 

@@ -62,7 +62,7 @@ pub(super) struct Schedule {
     slow_period_ns: i64,
     /// When the medium lane is due unless the GPU is idle.
     medium_ns: i64,
-    /// When the slow lane is due, less the offset.
+    /// When the slow lane is due, before the offset is added.
     slow_ns: i64,
     /// Offset of the slow lane's turns. It does not apply while the GPU is idle: no job waits for the driver then.
     offset_ns: i64,

@@ -1,4 +1,9 @@
-//! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
+//! One tick of the fast lane: it reads the memory of every GPU that is due, pushes it into the rings, and counts the
+//! tick.
+//!
+//! Enters: a source, and the time of the tick. Leaves: points in the rings, the log of sweeps, and counters of ticks.
+//! Invariant: a sampler of an older generation pushes nothing. Absent on purpose: when ticks are due, which `fast` and
+//! `deadlines` decide.
 
 use super::aside::{self, Aside};
 use super::deferred::DeferredDurations;
@@ -192,9 +197,9 @@ impl TickStats {
 /// The result of one tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ticked {
-    /// Every GPU that is up and due was read, except those that are skipped for now.
+    /// At least one GPU is up and not left alone, or is set aside. Those that were due in this sweep were read.
     Taken,
-    /// Every GPU that is up is skipped for now: the driver answers for none of them.
+    /// Every GPU that is up is left alone, because a call on it has not returned or it is doubted.
     Blocked,
     /// No GPU is up: nothing was due.
     Nothing,
@@ -503,7 +508,8 @@ impl Sampler {
     }
 
     /// Reads a GPU that is set aside. Its own thread calls this, regardless of the generation. `idle_ns` is the period of an idle
-    /// GPU, `usual_ns` the shortest period while all its calls take long, else 0. Returns the period in force. All nanoseconds.
+    /// GPU. The period is at least `usual_ns`, which is 0 unless all its calls take long. Returns the period in force.
+    /// All in nanoseconds.
     pub(super) fn tick_aside(&mut self, position: usize, at_ns: i64, idle_ns: Option<i64>, usual_ns: i64) -> i64 {
         let full_ns = self.stats.full_period_ns.load(Ordering::Relaxed).max(usual_ns);
         self.idle.set_periods(idle_ns, full_ns);

@@ -19,7 +19,8 @@ pub struct Sweep {
     pub skipped: u64,
 }
 
-/// The GPUs that can be left out of a sweep: the bits of [`Sweep::skipped`], and of the GPUs that are aside.
+/// Number of GPUs that can be idle or aside: one bit each in a `u64`. A GPU at a higher position is read in every
+/// sweep.
 pub(super) const MOST_SKIPPED: usize = u64::BITS as usize;
 
 impl Sweep {

@@ -142,7 +142,7 @@ impl Units {
 
     /// Gives each unit a thread of its own, but for the one on which the common thread makes calls. A unit for which no
     /// thread can be started stays where it is.
-    pub(super) fn part(&self, now_ns: i64) {
+    pub(super) fn separate(&self, now_ns: i64) {
         let Some(start) = self.start.get() else { return };
         let mut parting = self.parting();
         parting.at_ns = now_ns;
@@ -157,7 +157,8 @@ impl Units {
         }
     }
 
-    /// A unit's own thread asks between two turns whether it may end. If so, the unit is the common thread's again.
+    /// Gives a unit back to the common thread, unless it is too early. Returns whether it did: the unit's own thread
+    /// then ends. That thread calls this between two turns.
     pub(super) fn come_back(&self, number: usize, now_ns: i64) -> bool {
         let mut parting = self.parting();
         // A turn of the common thread that takes long may be in a call that does not return.
@@ -210,12 +211,12 @@ mod tests {
     fn the_common_thread_keeps_the_unit_that_it_waits_for() {
         let (units, started) = units(4);
         let turn = units.enter(1, 0).expect("common");
-        units.part(0);
+        units.separate(0);
         assert_eq!(*started.lock().expect("whole"), [0, 2, 3]);
         assert_eq!(units.common(), [1, 3], "no thread could be started for the last");
         assert!([0, 2].iter().all(|number| units.enter(*number, 1).is_none()));
         // Parting again starts what is missing, and nothing else.
-        units.part(1);
+        units.separate(1);
         assert_eq!(*started.lock().expect("whole"), [0, 2, 3, 3]);
         assert!(!units.come_back(0, CALM_NS + 1), "the common thread is in a call");
         drop(turn);
@@ -229,10 +230,10 @@ mod tests {
     #[test]
     fn one_that_is_alone_and_ones_that_cannot_part_stay() {
         let (alone, started) = units(1);
-        alone.part(0);
+        alone.separate(0);
         assert_eq!((alone.common(), started.lock().expect("whole").len()), (vec![0], 0));
         let (several, _) = units(0);
-        several.part(0);
+        several.separate(0);
         assert_eq!(several.common(), [] as [usize; 0]);
     }
 }

@@ -9,7 +9,7 @@
 //! blocks every call does not mark any GPU as hung.
 
 use super::backoff::Backoff;
-use super::fast::{self, FastLane};
+use super::fast::{self, FastLaneSettings};
 use super::roll::RollCall;
 use super::sweep::{Cause, Sampler, Stuck};
 use crate::thread;
@@ -22,13 +22,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const WATCH_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
 /// The same while nothing runs on any GPU.
 const IDLE_WATCH_PERIOD_NS: i64 = SECOND_NS;
-/// How long the fast lane's call may take to return once another GPU has answered. If the driver was busy as a whole,
-/// all calls return at once, in any order.
+/// How long the watchdog waits before it replaces the fast lane's thread. If the whole driver was busy, all calls
+/// return at about the same time, in any order: the stuck call may return right after another GPU has answered.
 const GRACE_NS: i64 = 2 * MILLISECOND_NS;
 
 /// Watches the fast lane until `stop`. A GPU whose call does not return is skipped, and a new thread samples the
 /// others. The old thread is never joined; when its call returns, it finds itself replaced and ends.
-pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<AtomicBool>) {
+pub fn watch(sampler: &Sampler, lane: FastLaneSettings, roll: &RollCall, stop: &Arc<AtomicBool>) {
     roll.i_am_the_watchdog();
     let period_ns = WATCH_PERIOD_NS.min(lane.hang_after_ns / 4);
     let mut watchdog = Watchdog::new(sampler, lane.hang_after_ns, roll);
@@ -62,7 +62,7 @@ pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<Atom
 }
 
 /// Starts a thread for a sampler. Returns the sampler if the system cannot create a thread.
-fn start(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) -> Option<Sampler> {
+fn start(sampler: Sampler, lane: FastLaneSettings, stop: &Arc<AtomicBool>) -> Option<Sampler> {
     let (runner, stop) = (sampler.share(), Arc::clone(stop));
     let backoff = Backoff::resumed(lane.budget, sampler.stats().full_period_ns.load(Ordering::Relaxed));
     let error = thread::spawn("hw-fast", move || fast::run(runner, backoff, lane, &stop)).err()?;
@@ -122,7 +122,7 @@ impl<'a> Watchdog<'a> {
     fn relieve(&self, now_ns: i64) {
         let before_ns = now_ns - self.roll.stuck_after_ns();
         if self.roll.units().in_turn_since_ns().is_some_and(|since_ns| since_ns <= before_ns) {
-            self.roll.units().part(now_ns);
+            self.roll.units().separate(now_ns);
         }
     }
 

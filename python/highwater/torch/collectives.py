@@ -36,7 +36,8 @@ MOST_SETTLE_S = 2.0
 
 # Whether this thread is inside a function that is seen already.
 _inside = threading.local()
-# Those that watch, and the groups with our hooks, which process groups keep: nothing of a watch may be in them.
+# The parts that watch, and the groups that have our hooks. A process group keeps its hooks for good, so a hook must
+# hold nothing of a watch.
 _seeing = patches.Parts()
 _groups: Dict[int, Any] = {}
 

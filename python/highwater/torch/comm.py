@@ -152,8 +152,12 @@ class Comm(Part):
             return None
         op = Op(at)
         with self.lock:
-            if len(self.ops) < MOST_OPS:
+            has_room = len(self.ops) < MOST_OPS
+            if has_room:
                 self.ops.append(op)
+        if not has_room:
+            # Its begin and its end.
+            client.lose(2)
         if len(self.ops) >= self.flush_at:
             self.flush(False)
             # What has not ended must not be looked at again each time.

@@ -58,7 +58,8 @@ class Loop(Part):
         self.steps_alone = 0
         # When the latest evaluation pass ended: the phase `eval` covers a row of them.
         self.eval_end: Optional[Time] = None
-        # Called with the number of a step that begins and whether a forward pass began it; and after what their names say.
+        # `on_step` is called with the number of the step that begins, and whether a forward pass began it. The others
+        # are called after a backward pass or a step has ended.
         self.on_step: List[Callable[[int, bool], None]] = []
         self.on_backward_end: List[Callable[[], None]] = []
         self.on_step_end: List[Callable[[], None]] = []

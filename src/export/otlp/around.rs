@@ -34,7 +34,8 @@ struct Curve {
     /// Points in order, each with the shift that makes its time Unix time.
     waiting: VecDeque<(Point, i64)>,
     period_ns: i64,
-    /// If the last point that was sent has a value, when that value ends, unless the next point is sent too.
+    /// When the stretch being sent ends if its next point is not sent: one period after its last point. `None` if that
+    /// point has no value, or no stretch is being sent.
     open_until_ns: Option<i64>,
 }
 

@@ -16,7 +16,7 @@ pub struct Level {
     pub index: String,
     /// The GPU's UUID.
     pub uuid: String,
-    /// Milliseconds at each level, bytes.
+    /// How many milliseconds the memory in use was at each level. The values are bytes, the counts milliseconds.
     pub histogram: Exponential,
 }
 

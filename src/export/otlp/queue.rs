@@ -87,8 +87,8 @@ impl Queue {
         Self { state: Mutex::new(state), arrived: std::array::from_fn(|_| Notify::new()), stats }
     }
 
-    /// Adds a request. If it does not fit, the oldest requests are dropped; if those being sent leave no room, it is
-    /// dropped itself.
+    /// Adds a request. If it does not fit, the oldest waiting requests of all signals are dropped. If the requests being
+    /// sent leave no room for it, nothing else is dropped, but it is.
     pub fn push(&self, batch: Batch) {
         let signal = batch.signal;
         let mut state = self.state();
@@ -187,10 +187,12 @@ impl State {
         if bytes > self.cap_bytes {
             return self.lanes[signal as usize].account.drop(DropReason::TooLarge, points);
         }
-        while self.bytes + bytes > self.cap_bytes {
-            if !self.drop_oldest() {
-                return self.lanes[signal as usize].account.drop(DropReason::Overflow, points);
-            }
+        // Those that wait must not go for one that does not fit without them either.
+        let sending: usize = self.lanes.iter().filter_map(|lane| Some(lane.sending.as_ref()?.bytes)).sum();
+        let fits = sending + bytes <= self.cap_bytes;
+        while fits && self.bytes + bytes > self.cap_bytes && self.drop_oldest() {}
+        if self.bytes + bytes > self.cap_bytes {
+            return self.lanes[signal as usize].account.drop(DropReason::Overflow, points);
         }
         let number = self.next_number;
         self.next_number += 1;

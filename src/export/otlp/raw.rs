@@ -11,7 +11,7 @@ use super::follow::{Follow, Stretch};
 use super::metrics::{only, unix};
 use super::names::MEMORY_RAW;
 use super::resource::{resource, scope};
-use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{Device, GpuState};
 use highwater_core::ring::Point;
 use highwater_engine::node::Node;
@@ -99,8 +99,8 @@ impl RawPoints {
         all
     }
 
-    /// The node is gone, or another one has come. The readings since the last call are exported, and every curve ends
-    /// with a point without a value.
+    /// Called when the node is gone, or another one has come. Exports the readings since the last call, and ends every
+    /// curve with a point without a value, one period after its newest reading.
     fn end_curves(&mut self, all: &mut Vec<Drawn>) {
         let (shift_ns, period_ns) = (self.shift_ns, self.period_ns);
         for (position, mut curve) in std::mem::take(&mut self.curves).into_iter().enumerate() {
@@ -109,7 +109,7 @@ impl RawPoints {
                 curve.draw(&stretch, period_ns, &mut points);
             }
             if curve.held.is_some() {
-                curve.push(Point { at_ns: curve.newest_ns + MILLISECOND_NS, used: None }, &mut points);
+                curve.push(Point { at_ns: curve.newest_ns + period_ns, used: None }, &mut points);
             }
             all.push(Drawn { device: curve.device, points, shift_ns, period_ns });
         }

@@ -20,7 +20,7 @@ highwater_core::labels! {
 highwater_core::labels! {
     /// Why points were dropped: the values of the label `reason`.
     pub enum DropReason {
-        /// The queue was full, and these were the oldest.
+        /// The queue was full: these were the oldest that waited, or the requests being sent left no room for them.
         Overflow = "overflow",
         /// One request was larger than the whole queue.
         TooLarge = "too_large",

@@ -1,4 +1,5 @@
-//! Every NVML call that the daemon makes, and calls that it avoids but people ask about, each ready to be timed.
+//! The NVML calls of the daemon's lanes, and calls that it avoids but people ask about, each ready to be timed. Not
+//! here: GPM's activity metrics (`activity`), uncorrected ECC errors, events, and the calls that open NVML.
 //!
 //! Enters: one GPU's position. Leaves: a list of [`Probe`]s. Absent on purpose: clocks and statistics, which are in
 //! [`measure`], and tables, which belong to the command.

@@ -1,7 +1,8 @@
 //! The probes of PCIe traffic: the GPU's own counters, and GPM's rates.
 //!
 //! Invariant: "made in" depends on the counters of this GPU, as in the slow lane. If they are wide, the lane reads them
-//! and not GPM; if they are narrow, it reads GPM and not them.
+//! and not GPM's rates; if they are narrow, it reads those and not the counters. The medium lane takes a sample of GPM for what
+//! the multiprocessors do, on every GPU while kernels run.
 
 use super::{Builder, MadeIn, Probe, ProbeAnswer, Watch, said, sum};
 use crate::nvml::errors::Code;
@@ -37,7 +38,8 @@ impl<'a> Builder<'a> {
         let Self { nvml, handle } = self;
         let gpm = nvml.gpm.as_ref().ok_or(Code::FUNCTION_NOT_FOUND);
         let mut sample = gpm.and_then(|gpm| Ok((gpm, gpm.allocate()?)));
-        let probe = |name, function, ask| Probe { name, function, made_in, watch: Watch::No, remark: None, ask };
+        let probe =
+            |name, function, made_in, ask| Probe { name, function, made_in, watch: Watch::No, remark: None, ask };
         let rate = |direction: usize| -> Box<dyn FnMut() -> ProbeAnswer + 'a> {
             let rates = gpm.and_then(|gpm| Rates::begin(gpm, handle));
             Box::new(move || {
@@ -49,13 +51,14 @@ impl<'a> Builder<'a> {
             probe(
                 "GPM sample",
                 "nvmlGpmSampleGet",
+                MadeIn::Medium,
                 Box::new(move || match &mut sample {
                     Ok((gpm, sample)) => gpm.fill(handle, sample).map(|()| None).map_err(said),
                     Err(code) => Err(said(*code)),
                 }),
             ),
-            probe("PCIe MiB/s by GPM, sent", RATES, rate(0)),
-            probe("PCIe MiB/s by GPM, received", RATES, rate(1)),
+            probe("PCIe MiB/s by GPM, sent", RATES, made_in, rate(0)),
+            probe("PCIe MiB/s by GPM, received", RATES, made_in, rate(1)),
         ]
     }
 }

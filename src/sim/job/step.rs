@@ -10,7 +10,7 @@ use crate::sim::scenario::{BACKWARD, FORWARD, NearOom, Phase, Shape};
 use highwater_core::wire::{EventType, Kind};
 use std::sync::Arc;
 
-/// A dying rank never reaches the next collective phase; this is longer than its peers live.
+/// The delay of a dying rank. It is longer than its peers live, so no rank sees the end of the next collective phase.
 const NEVER_NS: i64 = 3_600_000_000_000;
 
 /// The troubles of one step.

@@ -13,7 +13,7 @@ mod text;
 mod tls;
 mod tls_section;
 
-use super::counts::{HttpStats, Seldom};
+use super::counts::{HttpStats, LogLimiter};
 use arc_swap::ArcSwap;
 use axum::http::{HeaderName, HeaderValue};
 use file::File;
@@ -40,7 +40,7 @@ pub struct Guard {
     files: Mutex<Vec<Stamp>>,
     looked: Mutex<Instant>,
     stats: Arc<HttpStats>,
-    broken: Seldom,
+    broken: LogLimiter,
 }
 
 /// The current requirements on clients.
@@ -90,7 +90,7 @@ impl Guard {
             files: Mutex::new(files),
             looked: Mutex::new(Instant::now()),
             stats,
-            broken: Seldom::default(),
+            broken: LogLimiter::default(),
         }))
     }
 

@@ -36,7 +36,8 @@ pub struct Fit {
     pub largest_batch_size: Option<u64>,
     /// Its peak by the line, bytes.
     pub predicted_peak_bytes: Option<u64>,
-    /// The upper bound of the peak with a probability of 97.5 %, bytes; `None` if there is no error to compute it from.
+    /// The upper bound of the 95 % prediction interval of the peak, bytes: the peak is below it with a probability of
+    /// 97.5 %. `None` for two points, which have no error.
     pub highest_peak_bytes: Option<u64>,
     /// The ratio of this batch size to the largest observed one.
     pub times_observed: Option<f64>,

@@ -60,7 +60,8 @@ pub(super) struct Bands {
     /// How many tops there were, of all stretches.
     tops: u64,
     held: HashMap<u32, Held>,
-    /// How many stacks may be tracked; 0 once a stack was refused.
+    /// Maximum number of tracked stacks; 0 once a stack was refused. A stack that is added later could have releases
+    /// counted without its allocations.
     room: usize,
 }
 

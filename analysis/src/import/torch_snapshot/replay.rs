@@ -24,7 +24,8 @@ const MOST_FAILURES: usize = 64;
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     now: (i64, i64),
-    /// What it held at the peak with the number `peak`. If a newer peak exists, it held `now` there.
+    /// What it held at peak number `peak`. If there has been a newer peak since, it held `now` there: it has not
+    /// changed.
     at_peak: (i64, i64),
     /// The number of the last peak before the latest change.
     peak: u32,

@@ -4,7 +4,7 @@ use crate::detect::finding::LagCause;
 use crate::phases::RankKey;
 use std::collections::VecDeque;
 
-/// Blocks of which the cause is that of most.
+/// The cause of a [`Run`] is the one with the most weight in this many of its last blocks.
 const CAUSE_BLOCKS: usize = 4;
 
 /// The steps of a job whose readings are compared next.
@@ -17,7 +17,8 @@ pub(super) struct LateBlock {
     pub step_ns: i64,
     /// How many there were.
     pub steps: usize,
-    /// The mean steps of the last blocks in which nobody was late.
+    /// The mean step of each of the last blocks without a verdict, nanoseconds. That includes blocks with too few
+    /// readings, and blocks in which two ranks were late.
     pub healthy_ns: VecDeque<i64>,
     /// The last blocks, if one rank was late in each of them.
     pub run: Option<Run>,
@@ -37,14 +38,15 @@ pub(super) struct Run {
 }
 
 impl LateBlock {
-    /// What the last blocks show as the cause why this rank is late, if they do and the last one ended after it began to be.
+    /// Why this rank is late, by the GPUs; `None` if the last block shows another rank, none, or ended before
+    /// `since_ns`.
     pub fn cause_of(&self, key: &RankKey, since_ns: i64) -> Option<LagCause> {
         self.run.as_ref().filter(|run| run.key == *key && run.end_ns > since_ns)?.cause()
     }
 }
 
 impl Run {
-    /// None yet, of a rank that is late since this time.
+    /// An empty run of a rank that is late since `since_ns`.
     pub fn new(key: &RankKey, since_ns: i64) -> Self {
         Self { key: key.clone(), since_ns, end_ns: since_ns, weight: 0, last: VecDeque::new() }
     }
@@ -59,7 +61,8 @@ impl Run {
         }
     }
 
-    /// The cause with the most weight in the last blocks, of two with as much the first: an interruption is not the cause.
+    /// The cause with the most weight in the last blocks. Of two with equal weight it is the older, so a brief
+    /// interruption does not replace it.
     pub fn cause(&self) -> Option<LagCause> {
         let weight_of = |cause: LagCause| {
             self.last.iter().filter(|(known, _)| *known == cause).map(|(_, weight)| weight).sum::<u32>()

@@ -17,8 +17,8 @@ use std::collections::VecDeque;
 const KEPT_NS: i64 = 60 * SECOND_NS;
 /// Readings of a GPU in a block that are needed at least.
 const FEWEST_READINGS: usize = 4;
-/// A step must take at least this many times as long as before, if a host is late. Where the hosts of all ranks hardly keep up, as
-/// under FSDP2, the GPU of one is less busy by chance.
+/// A late host must make steps take at least this many times as long as they would without the lag. It is more than
+/// [`SLOWDOWN`], because where no host keeps up with its GPU, as under FSDP2, one GPU is less busy by chance.
 const HOST_SLOWDOWN: f64 = 1.15;
 /// Tensor cores that are active at least this many times as much as the peers' show that a rank computes longer.
 const MORE_TENSOR: f64 = 1.2;

@@ -10,7 +10,8 @@ use crate::detect::view::{median_of_others, ratio};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Peers must have waited for at least this part of what a phase was longer.
+/// Peers must have waited, in later phases, for at least this part of the lag. The late phase must also end later than
+/// theirs by at least this part of it.
 const WAITED_SHARE: f64 = 0.5;
 
 /// The phases of a step by name, in the order of their first begin, without communication, which runs beside them; and last the
@@ -81,10 +82,10 @@ impl Lengths {
     }
 }
 
-/// Whether a rank is late in one step by the marks: its longest excess in a phase for which peers waited in later ones. The phase
-/// must also end later than the peers' by as much: if they end together, the rank itself waited in it. For data the peers may wait
-/// after their phases too. Of the other phases nothing follows from that: where a host runs ahead of its GPU, it depends on chance
-/// in which phase it is held up.
+/// The phase with the largest lag of one rank in one step, if its peers waited for it in later phases; `None` if the
+/// rank is not late. The phase must also end later than the peers': if all end together, the rank itself waited in it.
+/// Peers that wait for a data phase may also do so in unmarked time. For other phases unmarked time does not count: a
+/// host that runs ahead of its GPU is held up there by chance.
 pub(super) fn judge<'a>(
     settings: &Settings,
     lengths: &Lengths,

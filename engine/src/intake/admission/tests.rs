@@ -255,7 +255,7 @@ fn the_end_of_a_connection_waits_behind_what_it_sent() {
     for name in ["a", "b"] {
         assert_eq!(intake.take_json(&begins("j", &[name]), &sender).accepted, 1);
     }
-    intake.has_ended_behind(Some(20), Speaker::Connection(7), None);
+    intake.end_after_parked(Some(20), Speaker::Connection(7), None);
     link();
     clock.advance_to(SECOND_NS);
     intake.advance();
@@ -603,6 +603,8 @@ fn a_message_of_nonsense_is_refused_without_a_look_at_all_of_it() {
     let intake = Intake { senders: Senders { accounts: Accounts::new(&limits), ..intake.senders }, ..intake };
     let answer = intake.take_json(&begins("j", &["a"; 100]), &user(1));
     assert_eq!((answer.accepted, answer.refused, intake.counts.get(Outcome::OverRate)), (10, 90, 90));
+    // Of a body of one event, the rate is checked before it is parsed.
+    assert_eq!((intake.take_json(b"{nonsense}", &user(1)).refused, intake.counts.get(Outcome::OverRate)), (1, 91));
 }
 
 /// While devices come and go, a rank that names its GPU by UUID has that GPU or none, and never another.

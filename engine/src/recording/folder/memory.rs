@@ -2,8 +2,8 @@
 
 use crate::recording::FileProblem;
 use crate::recording::lines::{LineFile, SkippedLines};
-use crate::recording::points::Track;
 use crate::recording::rows::MOST_GPUS;
+use crate::recording::track::Track;
 use highwater_core::source::OpenError;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -77,6 +77,15 @@ proptest! {
     }
 }
 
+#[test]
+fn a_request_for_which_those_being_sent_leave_no_room_pushes_out_none_that_waits() {
+    let (queue, stats) = holding(&[Signal::Metrics, Signal::Metrics]);
+    assert_eq!(taken(&queue, Signal::Metrics), Some(1));
+    queue.push(batch(Signal::Spans, 9, 70));
+    assert_eq!(stats.account(Signal::Spans).dropped(DropReason::Overflow), 9);
+    assert_eq!((stats.account(Signal::Metrics).queued, stats.queued_bytes()), (3, 80), "the other waits on");
+}
+
 /// The points of the request that a lane gets, if any.
 fn taken(queue: &Queue, signal: Signal) -> Option<u64> {
     match queue.try_take(signal) {
@@ -113,7 +122,11 @@ fn what_is_being_sent_is_not_dropped_and_comes_first_again_when_given_back() {
     queue.give_back(Signal::Metrics);
     assert_eq!(taken(&queue, Signal::Metrics), Some(1));
     queue.push(batch(Signal::Metrics, 4, 90));
-    assert_eq!(stats.account(Signal::Metrics).dropped(DropReason::Overflow), 2 + 3 + 4, "it leaves no room");
+    assert_eq!(
+        stats.account(Signal::Metrics).dropped(DropReason::Overflow),
+        2 + 4,
+        "it leaves no room, and the other waits on"
+    );
     queue.push(batch(Signal::Metrics, 5, 101));
     assert_eq!(stats.account(Signal::Metrics).dropped(DropReason::TooLarge), 5);
 }

@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 
-/// The most plans among which the best are searched. Of more, the largest are taken until they suffice.
+/// The most plans for an exact search. With more, the search is greedy: it takes the largest until they suffice.
 pub const MOST_SEARCHED: usize = 512;
 
-/// Maximum number of candidates and keys that each of the two parts of a search looks at.
+/// The budget of each of the two parts of a search, in candidates and keys looked at. Without budget, the search ends
+/// with the best set so far, which may not be the best.
 const MOST_LOOKS: u64 = 10_000_000;
 
 /// A number that can be chosen.
@@ -17,7 +18,7 @@ pub(super) struct Candidate {
     /// Where it is in the table.
     position: usize,
     pub saving: u64,
-    /// What no two chosen ones have in common.
+    /// Its exclusions. Two candidates that share a key cannot both be chosen.
     keys: Vec<usize>,
     /// The group in which bounds count this candidate. Its members exclude each other, so at most one of them can be chosen.
     home: usize,
