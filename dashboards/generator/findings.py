@@ -55,6 +55,11 @@ KINDS = {
         "The longest of them is far above their mean, and it is another rank from step to step",
         "Balance the tokens of each step over ranks and microbatches; the live page has what that would win",
         "uneven-work"),
+    "slow_steps": (
+        "The steps of a job take longer than before",
+        "They are longer than each of its last usual steps",
+        "Look at the job's other findings for the cause; without one, at what changed on the node at that moment",
+        "job-incident"),
     "memory_growth": (
         "The peak of a rank's memory rises from step to step",
         "The median peak rose in each of five successive stretches of steps",

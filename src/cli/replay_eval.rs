@@ -237,6 +237,7 @@ fn table(all: &BTreeMap<String, Scores>, kinds: &Scores, total: &Score) -> Strin
         "right",
         "precision",
         "delay ms p50",
+        "p95",
         "max",
     ];
     let mut rows = vec![header.map(str::to_owned)];
@@ -281,14 +282,13 @@ fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
     text
 }
 
-fn row(recording: &str, kind: &str, score: &Score) -> [String; 11] {
+fn row(recording: &str, kind: &str, score: &Score) -> [String; 12] {
     let shown = |share: Option<f64>, interval: Option<(f64, f64)>| match share.zip(interval) {
         Some((share, (low, high))) => format!("{share:.3} ({low:.2}-{high:.2})"),
         None => "-".to_owned(),
     };
-    let (middle, most) = score
-        .delay_ms()
-        .map_or_else(|| ("-".to_owned(), "-".to_owned()), |(middle, most)| (middle.to_string(), most.to_string()));
+    let delays = score.delay_ms().map(|delays| delays.map(|delay| delay.to_string()));
+    let [middle, most_of_95, most] = delays.unwrap_or_else(|| ["-"; 3].map(str::to_owned));
     [
         recording.to_owned(),
         kind.to_owned(),
@@ -300,6 +300,7 @@ fn row(recording: &str, kind: &str, score: &Score) -> [String; 11] {
         score.right.to_string(),
         shown(score.precision(), interval(score.right, score.signs)),
         middle,
+        most_of_95,
         most,
     ]
 }

@@ -207,12 +207,28 @@ fn near_oom_is_reported_with_its_cause_and_who_waits() {
     assert_eq!((gpu, rank, &starved.waiting_ranks), (Some(0), Some(0), &vec![1]), "rank 0 is short, rank 1 waits");
     assert!(starved.text.what.starts_with("Rank 0 of train flushed"), "{}", starved.text.what);
     assert!(starved.text.what.contains("while rank 1 waited"), "{}", starved.text.what);
-    assert_eq!(played.kinds(), ["allocator_thrash", "comm_starvation", "low_headroom"]);
+    assert_eq!(played.kinds(), ["allocator_thrash", "comm_starvation", "low_headroom", "slow_steps"]);
     // Ten seconds after the last sign all findings have ended.
     assert_eq!(played.detect.board().active().count(), 0);
-    assert_eq!(played.detect.board().ended().count(), 3);
+    assert_eq!(played.detect.board().ended().count(), 4);
     let [all, lost, productive] = played.seconds_in_steps();
     assert!(lost > 2.0 && (0.97..=1.0001).contains(&((lost + productive) / all)), "{lost} + {productive} of {all}");
+}
+
+#[test]
+fn slow_steps_are_reported_with_the_first_of_them_and_belong_to_their_cause() {
+    let played = play(&training("[jobs.near_oom]\noffset = \"20 s\"\nfor = \"5 s\"\nfree = \"200 MiB\""), 60);
+    let (seen_ns, slow) = played.first(FindingKind::SlowSteps);
+    let (number, begin_ns, end_ns) = played.step_at(0, slow.begin_ns - START_NS);
+    assert_eq!((slow.step, slow.severity), (Some(number), Severity::Info));
+    assert!(begin_ns >= 19 * SECOND_NS && slow.text.why.contains("more than usual in comm"), "{:?}", slow.text);
+    assert_in_time(FindingKind::SlowSteps, end_ns, *seen_ns, end_ns - begin_ns);
+    let board = played.detect.board();
+    let incidents: Vec<Vec<_>> =
+        board.incidents().map(|one| one.parts.iter().map(|part| part.kind).collect()).collect();
+    let all =
+        [FindingKind::LowHeadroom, FindingKind::AllocatorThrash, FindingKind::CommStarvation, FindingKind::SlowSteps];
+    assert_eq!(incidents, [all.to_vec()]);
 }
 
 #[test]

@@ -232,7 +232,7 @@ fn alone() -> &'static Outcome {
 fn alone_the_job_has_what_the_property_is_about() {
     let alone = alone();
     let kinds: Vec<_> = alone.findings.iter().map(|finding| finding.0).collect();
-    assert_eq!(kinds, ["allocator_thrash", "comm_starvation", "gpu_lost", "low_headroom", "xid"]);
+    assert_eq!(kinds, ["allocator_thrash", "comm_starvation", "gpu_lost", "low_headroom", "slow_steps", "xid"]);
     assert!(alone.refused.is_empty() && alone.events.len() > 200 && alone.ended.len() > 200, "{alone:?}");
     assert!(alone.signs.len() > 100 && alone.counts.len() >= 5 && alone.rank_steps.len() == 2, "{alone:?}");
 }

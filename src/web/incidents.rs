@@ -26,7 +26,7 @@ pub(super) struct IncidentsAnswer {
 #[cfg_attr(test, derive(ToSchema))]
 struct IncidentAnswer {
     id: u64,
-    /// What kind of cause: `gpu`, `held_back`, `memory`, `host_memory`, `input`, `late_rank`, `imbalance` or `idle`.
+    /// What kind of cause: `gpu`, `held_back`, `memory`, `host_memory`, `input`, `late_rank`, `imbalance`, `idle` or `unexplained`.
     cause: &'static str,
     /// The highest of its findings.
     severity: &'static str,

@@ -421,7 +421,7 @@ mod tests {
     fn an_open_step_is_reported_once_for_each_rise_of_its_counter() {
         let (mut hand, mut detector) = new();
         hand.steps_end(&mut detector, vec![step(4, Some(1))]);
-        hand.ranks[0].step = Some(OpenStep { number: Some(5), begin_ns: at(5), retries: Some(10) });
+        hand.ranks[0].step = Some(OpenStep { number: Some(5), begin_ns: at(5), retries: Some(10), refills: false });
         let mut look = |hand: &mut Hand, ms: i64, retries| {
             (hand.now_ns, hand.ranks[0].retries) = (at(5) + ms * MILLISECOND_NS, retries);
             let (signs, troubles) = hand.look(&mut detector);
@@ -440,7 +440,7 @@ mod tests {
             look(&mut hand, 50, Some(13)).is_some() && look(&mut hand, 60, Some(9)).is_none(),
             "a counter that fell"
         );
-        hand.ranks[0].step = Some(OpenStep { number: Some(6), begin_ns: at(6), retries: Some(13) });
+        hand.ranks[0].step = Some(OpenStep { number: Some(6), begin_ns: at(6), retries: Some(13), refills: false });
         let (sign, _) = look(&mut hand, 1_500, Some(14)).expect("of the next step");
         assert_eq!((sign.begin_ns, sign.evidence.len()), (at(6), 2), "no fall of its own");
         hand.ranks[0].step = None;
@@ -452,7 +452,7 @@ mod tests {
         let (mut hand, mut detector) = new();
         (0..2).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![step(nth, Some(1))]).len(), 1));
         hand.steps_end(&mut detector, vec![step(2, Some(0))]);
-        hand.ranks[0].step = Some(OpenStep { number: Some(3), begin_ns: at(3), retries: Some(0) });
+        hand.ranks[0].step = Some(OpenStep { number: Some(3), begin_ns: at(3), retries: Some(0), refills: false });
         hand.ranks[0].retries = Some(1);
         assert_eq!(hand.look(&mut detector).0[0].severity, Severity::Critical);
     }
@@ -472,7 +472,7 @@ mod tests {
         hand.look(&mut detector);
         assert_eq!((detector.waiting.len(), detector.waiting[0].1), (MOST_WAITING, fall(hand.now_ns + 44)));
         hand.flushes.clear();
-        hand.ranks[0].step = Some(OpenStep { number: None, begin_ns: 0, retries: Some(0) });
+        hand.ranks[0].step = Some(OpenStep { number: None, begin_ns: 0, retries: Some(0), refills: false });
         hand.ranks[0].retries = Some(1);
         hand.steps_end(&mut detector, vec![step(500, Some(1))]);
         let kept =

@@ -17,7 +17,7 @@ use crate::shares;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Findings that go on at a time; further ones are counted and not kept.
+/// Active findings at a time. Beyond it a new sign replaces another finding (`make_room`), or is dropped and counted.
 const MOST_ACTIVE: usize = 256;
 /// Findings that have ended and are kept.
 const MOST_ENDED: usize = 256;
@@ -133,15 +133,15 @@ impl Board {
             self.active.insert(key, finding);
         }
         self.settle(now_ns, &mut change);
-        for begun in &mut change.begun {
-            if let Some(incident) = self.book.incidents.get(begun.id) {
-                begun.clone_from(incident);
-            }
-        }
+        // One whose finding went to its cause's incident in the same turn is gone.
+        change.begun.retain_mut(|begun| {
+            let incident = self.book.incidents.get(begun.id);
+            incident.inspect(|incident| begun.clone_from(incident)).is_some()
+        });
         change
     }
 
-    /// Puts late ranks whose cause was found, or is over, into the incident to which they belong now.
+    /// Moves late ranks and slow steps whose cause was found, or is over, to the incident to which they belong now.
     fn settle(&mut self, now_ns: i64, change: &mut Change) {
         let book = &mut self.book;
         for finding in self.active.values_mut() {

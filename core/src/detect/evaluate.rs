@@ -3,10 +3,11 @@
 //! Enters: the known truths, and every sign with the time at which it was seen. Leaves: a [`Score`]. A truth is found if a
 //! sign of its kind and rank overlaps it. A sign is right if it overlaps a truth of its kind and rank, even one that need not
 //! be found. Any other sign is wrong, unless it lies where the recording is not judged. Signs of one step within ten seconds
-//! count once, and so do signs without a step within one second. Signs of severity `info` are not scored. Pure: the command
-//! reads the files.
+//! count once, and so do signs without a step within one second. Signs of severity `info` are not scored, but those of slow steps,
+//! which begin as that. Truths of what slows steps are also ones of slow steps. Pure: the command reads the files.
 
 use super::finding::{FindingKind, LagCause, Severity, Sign};
+use super::incident::slows_steps;
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -105,12 +106,13 @@ impl Score {
         self.same_cause += usize::from(told == Some(cause));
     }
 
-    /// The median and the longest delay, milliseconds; `None` if nothing was found.
+    /// The median delay, that which 95 % do not exceed, and the longest, milliseconds; `None` if nothing was found.
     #[must_use]
-    pub fn delay_ms(&self) -> Option<(i64, i64)> {
+    pub fn delay_ms(&self) -> Option<[i64; 3]> {
         let mut delays = self.delays_ms.clone();
         delays.sort_unstable();
-        Some((*delays.get(delays.len() / 2)?, *delays.last()?))
+        let below_95 = (delays.len() * 95).div_ceil(100).saturating_sub(1);
+        Some([*delays.get(delays.len() / 2)?, *delays.get(below_95)?, *delays.last()?])
     }
 
     /// This and another recording's together.
@@ -145,8 +147,9 @@ fn share(part: usize, of: usize) -> Option<f64> {
 /// Scores one kind on one recording; each sign comes with the time at which it was seen.
 #[must_use]
 pub fn score(kind: FindingKind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
-    let truths: Vec<&True> = truth.findings.iter().filter(|one| one.finding == kind).collect();
-    let of_kind = signs.iter().filter(|(_, sign)| sign.kind == kind && sign.severity > Severity::Info);
+    let truths = truths(kind, truth);
+    let is_scored = |sign: &Sign| sign.severity > Severity::Info || kind == FindingKind::SlowSteps;
+    let of_kind = signs.iter().filter(|(_, sign)| sign.kind == kind && is_scored(sign));
     let of_kind: Vec<&(i64, Sign)> = of_kind.collect();
     let mut score = Score::default();
     for one in truths.iter().filter(|one| one.must_find) {
@@ -174,6 +177,20 @@ pub fn score(kind: FindingKind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
         }
     }
     score
+}
+
+/// The truths of a kind. Of what slows the steps of a job, late ranks must be found as slow steps too; of other kinds, some cost less
+/// than the difference between steps.
+fn truths(kind: FindingKind, truth: &Truth) -> Vec<True> {
+    let of_kind = |one: &True| {
+        if one.finding == kind {
+            return Some(one.clone());
+        }
+        let must_find = one.must_find && one.finding == FindingKind::Straggler;
+        let slows = kind == FindingKind::SlowSteps && slows_steps(one.finding);
+        slows.then(|| True { rank: None, lag_cause: None, waiting_ranks: None, must_find, ..one.clone() })
+    };
+    truth.findings.iter().filter_map(of_kind).collect()
 }
 
 impl True {
@@ -271,8 +288,27 @@ mod tests {
         let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true), (1, 70, 80, true), (1, 90, 99, true)], &[]);
         let signs = [(18, 10, 1), (41, 40, 2), (73, 70, 3), (95, 90, 4)]
             .map(|(seen_s, begin_s, step)| (seen_s * SECOND_NS, sign(1, Severity::Warning, begin_s, step)));
-        assert_eq!(score(FindingKind::Straggler, &truth, &signs).delay_ms(), Some((5_000, 8_000)));
+        assert_eq!(score(FindingKind::Straggler, &truth, &signs).delay_ms(), Some([5_000, 8_000, 8_000]));
         assert_eq!(Score::default().delay_ms(), None);
+    }
+
+    #[test]
+    fn a_late_rank_makes_its_jobs_steps_slow_and_information_is_scored_there() {
+        let mut truth = truth(&[(1, 10, 20, true), (1, 40, 50, true)], &[]);
+        truth.findings[1].finding = FindingKind::AllocatorThrash;
+        let slow = |seen_s: i64| {
+            let sign = sign(0, Severity::Info, seen_s, 1);
+            (seen_s * SECOND_NS, Sign { kind: FindingKind::SlowSteps, subject: Subject::default(), ..sign })
+        };
+        let score = score(FindingKind::SlowSteps, &truth, &[slow(11), slow(30), slow(45)]);
+        assert_eq!((score.found, score.must_find, score.right, score.signs), (1, 1, 2, 3));
+    }
+
+    #[test]
+    fn of_twenty_delays_the_longest_is_not_among_the_95_percent() {
+        let score = |count: i64| Score { delays_ms: (1..=count).collect(), ..Score::default() };
+        assert_eq!(score(20).delay_ms(), Some([11, 19, 20]));
+        assert_eq!(score(21).delay_ms(), Some([11, 20, 21]));
     }
 
     #[test]

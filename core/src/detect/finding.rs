@@ -22,6 +22,7 @@ crate::labels! {
         Straggler = "straggler",
         StageImbalance = "stage_imbalance",
         UnevenWork = "uneven_work",
+        SlowSteps = "slow_steps",
         MemoryGrowth = "memory_growth",
         IdleGpu = "idle_gpu",
         GpuThrottled = "gpu_throttled",

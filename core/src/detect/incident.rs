@@ -2,7 +2,7 @@
 //!
 //! Enters: findings as they are raised, go on and end. Leaves: [`Incident`]s. Rules: findings of one job with causes of one kind are
 //! one incident, and so are those of a GPU that no job is known on; a rank that lags belongs to the incident that explains it, for as
-//! long as that names the rank. What comes back within [`QUIET_NS`] is the same incident again, and names those of the present time
+//! long as that names the rank, and slow steps of a job to the incident that explains them. What comes back within [`QUIET_NS`] is the same incident again, and names those of the present time
 //! only. Invariants: an incident with an active finding is kept; of the others at most [`MOST_OVER`] are, and the owner with the most
 //! of them loses its oldest. Absent on purpose: any rule about when something is found, and what happens on other nodes.
 
@@ -21,9 +21,10 @@ const MOST_OVER: usize = 64;
 /// Ranks that an incident lists, and GPUs.
 const MOST_RANKS: usize = MOST_WAITING;
 const MOST_GPUS: usize = 16;
-/// Of how many subjects of findings an incident remembers that they were news.
+/// How many kinds and subjects an incident remembers as reported. Once it is full, being new no longer makes a finding
+/// news.
 const MOST_KNOWN: usize = 64;
-/// A rank that has been late for longer than this is not explained by what begins now.
+/// A symptom that was raised longer ago than this keeps its own incident: what begins now does not explain it.
 const EXPLAINED_NS: i64 = 60 * SECOND_NS;
 
 crate::labels! {
@@ -45,6 +46,8 @@ crate::labels! {
         Imbalance = "imbalance",
         /// A GPU that does nothing.
         Idle = "idle",
+        /// Steps that take longer, with no cause that is known.
+        Unexplained = "unexplained",
     }
 }
 
@@ -63,6 +66,7 @@ impl Cause {
             FindingKind::Straggler => Cause::LateRank,
             FindingKind::StageImbalance | FindingKind::UnevenWork => Cause::Imbalance,
             FindingKind::IdleGpu => Cause::Idle,
+            FindingKind::SlowSteps => Cause::Unexplained,
             FindingKind::GpuThrottled | FindingKind::PcieDegraded => Cause::HeldBack,
             FindingKind::GpuUnhealthy | FindingKind::GpuLost | FindingKind::Xid => Cause::Gpu,
         }
@@ -71,6 +75,31 @@ impl Cause {
     /// Whether it may be why a rank is late.
     fn explains_a_late_rank(self) -> bool {
         matches!(self, Cause::Gpu | Cause::HeldBack | Cause::Memory | Cause::HostMemory | Cause::Input)
+    }
+}
+
+/// Whether findings of this kind follow from others, and belong to their incident.
+fn is_symptom(kind: FindingKind) -> bool {
+    matches!(kind, FindingKind::Straggler | FindingKind::SlowSteps)
+}
+
+/// Whether a finding of this kind is enough of a reason for slow steps. Memory that is almost full, or grows, slows nothing yet.
+pub(super) fn slows_steps(kind: FindingKind) -> bool {
+    match kind {
+        FindingKind::AllocatorThrash
+        | FindingKind::CommStarvation
+        | FindingKind::InputStall
+        | FindingKind::Straggler
+        | FindingKind::StageImbalance
+        | FindingKind::UnevenWork
+        | FindingKind::Oom
+        | FindingKind::HostOom
+        | FindingKind::GpuThrottled
+        | FindingKind::PcieDegraded
+        | FindingKind::GpuUnhealthy
+        | FindingKind::GpuLost
+        | FindingKind::Xid => true,
+        FindingKind::LowHeadroom | FindingKind::MemoryGrowth | FindingKind::IdleGpu | FindingKind::SlowSteps => false,
     }
 }
 
@@ -84,6 +113,7 @@ fn order(kind: FindingKind) -> u8 {
         FindingKind::AllocatorThrash | FindingKind::InputStall | FindingKind::StageImbalance => 3,
         FindingKind::CommStarvation | FindingKind::UnevenWork | FindingKind::IdleGpu => 4,
         FindingKind::Straggler => 5,
+        FindingKind::SlowSteps => 6,
     }
 }
 
@@ -179,7 +209,7 @@ pub struct Incident {
     worst: Severity,
     /// Hashes of the kinds and subjects that it has had.
     known: BTreeSet<u64>,
-    /// When it ended the time before, which nothing of the present time precedes.
+    /// When it ended before it came back; `i64::MIN` if it never did. A lower bound for `again_ns`.
     before_ns: i64,
 }
 
@@ -269,8 +299,9 @@ impl Incident {
         &mut self.parts[place]
     }
 
-    /// Whether a finding is worth a capture and a line in the log: nothing of its kind was found of its rank or GPU before in this
-    /// incident, or it is more severe than all of it was, or it is of a kind that ends jobs.
+    /// Whether a finding is worth a capture and a line in the log, and remembers its kind and subject. It is if its
+    /// kind is new for its rank and GPU in this incident, if it is more severe than all findings before, or if its kind
+    /// ends jobs.
     fn is_news(&mut self, finding: &Finding) -> bool {
         let sign = &finding.sign;
         let mut hasher = DefaultHasher::new();
@@ -281,10 +312,17 @@ impl Incident {
         is_new || ends_jobs || sign.severity > self.worst
     }
 
-    /// Whether a finding that goes on says why this rank is late.
-    fn explains(&self, rank: Option<u32>) -> bool {
-        let is_cause = |(kind, of): &(FindingKind, Option<u32>)| *kind != FindingKind::Straggler && *of == rank;
-        self.cause.explains_a_late_rank() && rank.is_some() && self.active.values().any(is_cause)
+    /// Whether a finding that goes on explains another, which is a symptom: why its rank is late, or why its job's steps are slow.
+    fn explains(&self, symptom: &Finding) -> bool {
+        let rank = symptom.sign.subject.rank;
+        match symptom.sign.kind {
+            FindingKind::Straggler => {
+                let is_cause = |(kind, of): &(FindingKind, Option<u32>)| !is_symptom(*kind) && *of == rank;
+                self.cause.explains_a_late_rank() && rank.is_some() && self.active.values().any(is_cause)
+            }
+            FindingKind::SlowSteps => self.active.values().any(|(kind, _)| slows_steps(*kind)),
+            _ => false,
+        }
     }
 
     /// Whether one of its findings goes on.
@@ -383,24 +421,25 @@ impl Incidents {
         Some(ended)
     }
 
-    /// Whether an active finding should be in another incident: that of a late rank whose cause has just been found, or is over.
+    /// Whether an active finding should be in another incident. That is so for a late rank or slow steps whose cause
+    /// has just been found, or is over.
     pub fn is_misplaced(&self, finding: &Finding, now_ns: i64) -> bool {
-        let Some(own) = self.open.get(&finding.incident).filter(|_| finding.sign.kind == FindingKind::Straggler) else {
+        let Some(own) = self.open.get(&finding.incident).filter(|_| is_symptom(finding.sign.kind)) else {
             return false;
         };
-        let rank = finding.sign.subject.rank;
-        if own.cause != Cause::LateRank {
-            return !own.explains(rank);
+        if own.cause != Cause::of(finding.sign.kind) {
+            return !own.explains(finding);
         }
         let is_new = now_ns.saturating_sub(finding.raised_ns) < EXPLAINED_NS;
-        is_new && self.open.values().any(|incident| incident.whose == own.whose && incident.explains(rank))
+        is_new && self.open.values().any(|incident| incident.whose == own.whose && incident.explains(finding))
     }
 
-    /// Forgets an incident of a late rank that had but one finding, which now belongs to `to`; what it cost does too.
+    /// Forgets an incident of a symptom that had but one finding of its cause, which now belongs to `to`; what it cost does too.
     pub fn absorb(&mut self, id: u64, to: u64) {
         let is_empty = |incident: &&Incident| {
-            let had = incident.parts.iter().map(|part| part.findings).sum::<u64>();
-            incident.cause == Cause::LateRank && !incident.is_active() && had == 1
+            let own = incident.parts.iter().filter(|part| Cause::of(part.kind) == incident.cause);
+            let had = own.map(|part| part.findings).sum::<u64>();
+            matches!(incident.cause, Cause::LateRank | Cause::Unexplained) && !incident.is_active() && had == 1
         };
         if self.open.get(&id).filter(is_empty).is_none() {
             return;
@@ -410,12 +449,13 @@ impl Incidents {
         }
     }
 
-    /// The incident of a finding: one that explains why its rank is late, or one of its cause.
+    /// The incident of a finding: one that explains it, if it is a symptom, or one of its cause.
     fn find(&self, finding: &Finding) -> Option<u64> {
         let (whose, cause) = (Concerned::of(finding), Cause::of(finding.sign.kind));
         let own = || self.open.values().filter(|incident| incident.whose == whose);
-        let explains = |incident: &&Incident| cause == Cause::LateRank && incident.explains(finding.sign.subject.rank);
-        let found = own().find(explains).or_else(|| own().find(|incident| incident.cause == cause));
+        let found = own()
+            .find(|incident| incident.explains(finding))
+            .or_else(|| own().find(|incident| incident.cause == cause));
         found.map(|incident| incident.id)
     }
 
@@ -656,6 +696,48 @@ mod tests {
         see(&mut board, vec![late(198), sign(FindingKind::LowHeadroom, 1, 198)], 198);
         let active: Vec<_> = all(&board).iter().filter(|one| one.is_active()).map(|one| one.cause).collect();
         assert_eq!(active, [Cause::Memory, Cause::LateRank]);
+    }
+
+    /// Steps of the job of [`sign`] are slow.
+    fn slow(at_s: i64) -> Sign {
+        let slow = sign(FindingKind::SlowSteps, 0, at_s);
+        Sign { subject: Subject { gpu: None, rank: None, ..slow.subject }, ..slow }
+    }
+
+    #[test]
+    fn slow_steps_belong_to_what_explains_them_whichever_is_found_first() {
+        let mut board = Board::default();
+        let change = see(&mut board, vec![slow(0), sign(FindingKind::LowHeadroom, 2, 0)], 0);
+        let causes: Vec<_> = change.begun.iter().map(|one| one.cause).collect();
+        assert_eq!(causes, [Cause::Unexplained, Cause::Memory], "memory that is nearly full slows nothing yet");
+        see(&mut board, vec![slow(3), sign(FindingKind::Straggler, 1, 3)], 3);
+        let causes = |board: &Board| all(board).iter().map(|one| (one.cause, kinds(one))).collect::<Vec<_>>();
+        let memory = (Cause::Memory, vec!["low_headroom"]);
+        assert_eq!(causes(&board), [(Cause::LateRank, vec!["straggler", "slow_steps"]), memory.clone()]);
+        // Found in one turn, they are one incident that has begun.
+        let mut at_once = Board::default();
+        let change = see(
+            &mut at_once,
+            vec![slow(0), sign(FindingKind::Straggler, 1, 0), sign(FindingKind::GpuThrottled, 1, 0)],
+            0,
+        );
+        assert_eq!(change.begun.iter().map(|one| one.cause).collect::<Vec<_>>(), [Cause::HeldBack]);
+        // The reason of the reason takes both, and leaves no incident behind.
+        see(&mut board, vec![sign(FindingKind::GpuThrottled, 1, 5)], 5);
+        let held_back = (Cause::HeldBack, vec!["gpu_throttled", "straggler", "slow_steps"]);
+        assert_eq!(causes(&board), [held_back, memory]);
+        // Steps that stay slow without it are an incident of their own.
+        see(&mut board, vec![slow(12)], 12);
+        see(&mut board, vec![slow(20)], 20);
+        assert_eq!(causes(&board)[0], (Cause::Unexplained, vec!["slow_steps"]));
+    }
+
+    #[test]
+    fn slow_steps_of_another_job_are_not_explained() {
+        let mut board = Board::default();
+        let others = Sign { subject: Subject { job: Some(job("2", "train")), ..Subject::default() }, ..slow(0) };
+        see(&mut board, vec![others, sign(FindingKind::Straggler, 1, 0)], 0);
+        assert_eq!(all(&board).iter().map(|one| one.cause).collect::<Vec<_>>(), [Cause::LateRank, Cause::Unexplained]);
     }
 
     #[test]

@@ -483,7 +483,8 @@ mod tests {
         let rising = || (0..45).map(|nth| 20 * GIB + nth * 500 * MIB);
         hand.look(&mut detector);
         // A step that takes longer than the minutes.
-        hand.ranks[0].step = Some(super::super::view::OpenStep { number: Some(7), begin_ns: 0, retries: None });
+        hand.ranks[0].step =
+            Some(super::super::view::OpenStep { number: Some(7), begin_ns: 0, retries: None, refills: false });
         assert!(minutes(&mut hand, &mut detector, rising()).is_empty());
         hand.ranks[0].step = None;
         assert!(hand.steps_end(&mut detector, vec![Step { end_ns: hand.now_ns, ..step(50, GIB) }]).is_empty());

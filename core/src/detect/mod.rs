@@ -38,6 +38,7 @@ mod peers;
 mod pipelines;
 mod scrapes;
 mod settings;
+mod slow_steps;
 mod stage_imbalance;
 mod steps;
 mod straggler;
@@ -215,7 +216,11 @@ impl Detect {
         let (ranks, ooms, host_ooms) = {
             let jobs = ledger.open();
             let ooms = marked(&jobs, now_ns, |rank| rank.oom.as_ref(), |oom| oom.at_ns);
-            (ranks(&jobs), ooms, marked(&jobs, now_ns, |rank| rank.host_oom.as_ref(), |oom| oom.at_ns))
+            (
+                ranks(&jobs, &self.settings, now_ns),
+                ooms,
+                marked(&jobs, now_ns, |rank| rank.host_oom.as_ref(), |oom| oom.at_ns),
+            )
         };
         let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
         let flushes = state.new_flushes(join);
@@ -272,7 +277,7 @@ impl Detect {
 
     /// Ends findings that run out while there is no node.
     pub fn advance_without_node(&self, ledger: &Ledger, now_ns: i64) -> Change {
-        let ranks = ranks(&ledger.open());
+        let ranks = ranks(&ledger.open(), &self.settings, now_ns);
         self.board().advance_without_node(now_ns, |key| view::knows(&ranks, key))
     }
 }
@@ -288,6 +293,7 @@ impl State {
                 Box::new(comm_starvation::CommStarvation::default()),
                 Box::new(input_stall::InputStall::default()),
                 Box::new(compare::Compare::default()),
+                Box::new(slow_steps::SlowSteps::default()),
                 Box::new(memory_growth::MemoryGrowth::default()),
                 Box::new(idle_gpu::IdleGpu::default()),
                 Box::new(gpu_throttled::GpuThrottled::default()),
@@ -356,7 +362,12 @@ fn marked<Mark>(
 }
 
 /// Every rank that has not ended, as it is now, in the order of their keys.
-fn ranks(jobs: &Jobs) -> Vec<RankNow> {
+fn ranks(jobs: &Jobs, settings: &Settings, now_ns: i64) -> Vec<RankNow> {
+    // Few steps are open for long, so that the names of their phases are compared for these only.
+    let refills = |rank: &Rank, begin_ns: i64| {
+        now_ns - begin_ns > slow_steps::OPEN_NS
+            && rank.open.iter().any(|open| steps::is_one_of(&open.name, &settings.refill_phases))
+    };
     let now = |(job, number, rank): (&JobId, u32, &Rank)| RankNow {
         key: (job.clone(), number),
         pid: rank.pid,
@@ -365,6 +376,7 @@ fn ranks(jobs: &Jobs) -> Vec<RankNow> {
             number: open.step,
             begin_ns: open.begin_ns,
             retries: open.memory.and_then(|memory| memory.alloc_retries),
+            refills: refills(rank, open.begin_ns),
         }),
         retries: rank.memory.alloc_retries,
         ooms: rank.memory.ooms,

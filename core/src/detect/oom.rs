@@ -30,7 +30,8 @@ pub(super) struct OomDetector {
     /// By rank, the number of its last mark that was reported.
     marked: BTreeMap<RankKey, u64>,
     ranks: BTreeMap<RankKey, Before>,
-    /// Ranks that have ended in a step on a full GPU, and whose memory is not free yet.
+    /// Ranks that have ended lately in a step on a nearly full GPU, also those that are decided: they show whether
+    /// another rank ended alone.
     gone: Vec<Gone>,
     looked: Looked,
 }
@@ -115,7 +116,8 @@ impl OomDetector {
         }
     }
 
-    /// Ranks that were in a step in the last turn and have ended, and those of before of which it is decided now.
+    /// Notes ranks that were in a step in the last turn and have ended. Reports each one after [`FREED_WITHIN_NS`], if
+    /// its memory was freed and no other rank of its job ended with it.
     fn look_at_ends(&mut self, view: &View<'_>, signs: &mut Vec<Sign>) {
         let ended = self.ranks.iter().filter(|(key, before)| before.step.is_some() && !view.knows(key));
         let gone = ended.filter_map(|(key, before)| {
@@ -465,7 +467,7 @@ mod tests {
     #[test]
     fn a_counter_that_rises_without_a_mark_is_one_too() {
         let (mut hand, mut detector) = (Hand::with_ranks(1), OomDetector::default());
-        hand.ranks[0].step = Some(OpenStep { number: Some(5), begin_ns: 0, retries: None });
+        hand.ranks[0].step = Some(OpenStep { number: Some(5), begin_ns: 0, retries: None, refills: false });
         hand.ranks[0].ooms = Some(3);
         assert!(look(&mut hand, &mut detector, 1_000).is_empty(), "those of before");
         hand.ranks[0].ooms = Some(4);
@@ -483,7 +485,8 @@ mod tests {
     /// after that many milliseconds; returns the signs.
     fn ends(full_gib: u64, is_in_step: bool, freed_gib: u64, freed_ms: i64) -> Vec<Sign> {
         let (mut hand, mut detector, mut signs) = (Hand::with_ranks(1), OomDetector::default(), Vec::new());
-        hand.ranks[0].step = is_in_step.then_some(OpenStep { number: Some(5), begin_ns: 0, retries: None });
+        hand.ranks[0].step =
+            is_in_step.then_some(OpenStep { number: Some(5), begin_ns: 0, retries: None, refills: false });
         for ms in (0..8_000).step_by(100) {
             hand.now_ns = ms * MILLISECOND_NS;
             let used_gib = if ms < 2_000 + freed_ms { full_gib } else { freed_gib };
@@ -513,7 +516,7 @@ mod tests {
     fn two_end(ooms: Option<u64>, after_ms: i64, is_marked: bool) -> Vec<Option<u32>> {
         let (mut hand, mut detector, mut signs) = (Hand::with_ranks(2), OomDetector::default(), Vec::new());
         for rank in &mut hand.ranks {
-            rank.step = Some(OpenStep { number: Some(5), begin_ns: 0, retries: None });
+            rank.step = Some(OpenStep { number: Some(5), begin_ns: 0, retries: None, refills: false });
             rank.ooms = ooms;
         }
         for ms in (0..12_000).step_by(100) {

@@ -105,7 +105,7 @@ fn steps_that_ended_and_those_that_are_open_are_both_looked_at_and_once() {
     let [sign] = advance(8 * SECOND_NS).try_into().expect("one");
     assert_eq!((sign.subject.gpu, sign.begin_ns, sign.evidence[1].value), (Some(0), 7 * SECOND_NS, 6.0));
     sender.say(&[Event::exit("j", 0, Some(7), 9 * SECOND_NS)]);
-    assert!(ranks(&sender.ledger.open()).is_empty(), "one that has ended is not looked at");
+    assert!(ranks(&sender.ledger.open(), &Settings::default(), 0).is_empty(), "one that has ended is not looked at");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_rank_is_seen_as_it_is_now() {
     let memory = |retries| Some(Memory { alloc_retries: Some(retries), ..Memory::default() });
     let [begins, ends] = step(5, 9);
     sender.say(&[Event { step: Some(3), memory: memory(2), ..begins }]);
-    let now = || ranks(&sender.ledger.open()).pop().expect("one");
+    let now = || ranks(&sender.ledger.open(), &Settings::default(), 0).pop().expect("one");
     let rank = now();
     assert_eq!((rank.key, rank.gpus, rank.retries, rank.is_at_rest), (("j".into(), 0), vec![0], Some(2), false));
     let open = rank.step.expect("open");

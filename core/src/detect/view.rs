@@ -58,6 +58,8 @@ pub(super) struct OpenStep {
     pub begin_ns: i64,
     /// Retries of the allocator at its begin.
     pub retries: Option<u64>,
+    /// Whether it has been open for longer than a second, and a phase is open that refills the GPU on purpose.
+    pub refills: bool,
 }
 
 /// One moment.
@@ -498,7 +500,7 @@ mod tests {
     #[test]
     fn a_gpu_has_its_index_for_a_name_and_its_rank_and_step_where_there_is_one() {
         let mut hand = Hand::new(2);
-        let step = OpenStep { number: Some(9), begin_ns: 0, retries: None };
+        let step = OpenStep { number: Some(9), begin_ns: 0, retries: None, refills: false };
         hand.ranks = vec![RankNow { key: ("a".into(), 4), step: Some(step), ..Hand::rank_on(1) }];
         hand.view(|view| {
             assert_eq!((view.gpu_name(1), view.gpu_name(7)), ("GPU 1".to_owned(), "GPU ?".to_owned()));

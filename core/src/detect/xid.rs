@@ -150,7 +150,7 @@ mod tests {
             };
             hand.steps.extend([step(7), step(8)]);
             let begin_ns = begin_ns + 200 * MILLISECOND_NS;
-            hand.ranks[rank].step = Some(OpenStep { number: Some(9), begin_ns, retries: None });
+            hand.ranks[rank].step = Some(OpenStep { number: Some(9), begin_ns, retries: None, refills: false });
         }
         hand.now_ns = 2 * SECOND_NS;
         let mut count = 0;

@@ -1,0 +1,501 @@
+//! `slow_steps`: the steps of a job take longer than before, whatever the cause.
+//!
+//! A step of a rank is compared with the rank's last [`STEPS`] usual steps. It is reported at once if it is far longer than
+//! these, and otherwise with the third in a row that is longer than each of them. So a job that slows down is reported within a
+//! step or a second; the detectors of causes need some seconds more. The finding is one for a job, once at least half of its
+//! ranks are slow: ranks of a job wait for each other. Steps that checkpoint or evaluate are left out. A step that does not end is
+//! reported while it is open. After an hour, the new length is the usual one.
+
+use super::detector::{Detector, Looked, Trouble};
+use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, seconds};
+use super::steps::{Step, title};
+use super::view::{OpenStep, RankNow, View, ratio};
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::jobs::JobId;
+use crate::phases::RankKey;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// Usual steps with which a step is compared. Fewer than `LEAST` decide nothing.
+const STEPS: usize = 48;
+const LEAST: usize = 16;
+/// Of the usual steps, this number of the longest count as outliers, as those in which the garbage collector ran.
+const OUTLIERS: usize = 2;
+/// A step of this many medians is long.
+const LONG: f64 = 1.1;
+/// One step suffices from this ratio to the median on, if it is longer by `FAR_NS`, long beside each usual step too, and beyond the
+/// median by `FAR_SPREADS` times as much as the longest usual step without outliers.
+const FAR: f64 = 1.5;
+const FAR_NS: i64 = 250 * MILLISECOND_NS;
+const FAR_SPREADS: i64 = 4;
+/// Or `RUN` long steps in a row that are longer than each usual step, or `RUN_OF_MOST` that are longer than all but the outliers.
+const RUN: usize = 3;
+const RUN_OF_MOST: usize = 5;
+/// An open step is reported when it has lasted for this many times the longest usual step, and for `OPEN_NS` more than that one.
+const OPEN: i64 = 3;
+pub(super) const OPEN_NS: i64 = SECOND_NS;
+/// If the rank's process is not known, so that nothing shows its end, an open step is reported for this long at most.
+const OPEN_MOST_NS: i64 = 600 * SECOND_NS;
+/// What has lasted for this long is a warning, and what has lasted for `USUAL_NS` is the usual length from then on.
+const LASTING_NS: i64 = 10 * SECOND_NS;
+const USUAL_NS: i64 = 3600 * SECOND_NS;
+/// Phases of a rank whose usual time is known.
+const MOST_PHASES: usize = 8;
+/// Weight of a new step in a phase's usual time.
+const NEW: f64 = 1.0 / 16.0;
+
+/// Follows the length of each rank's steps.
+#[derive(Debug, Default)]
+pub(super) struct SlowSteps {
+    ranks: BTreeMap<RankKey, Lengths>,
+    looked: Looked,
+}
+
+/// The lengths of a rank's steps, nanoseconds.
+#[derive(Debug, Default)]
+struct Lengths {
+    usual: VecDeque<i64>,
+    limits: Option<Limits>,
+    /// The last long steps in a row.
+    long: VecDeque<i64>,
+    /// How many there are, with those that are not kept, and when the first began.
+    long_steps: usize,
+    long_since_ns: i64,
+    /// Usual time in each phase, nanoseconds.
+    phases: Vec<(Arc<str>, f64)>,
+    slow: Option<Slow>,
+}
+
+/// What usual steps take, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Limits {
+    median_ns: i64,
+    /// The longest without the outliers, and with them.
+    most_ns: i64,
+    all_ns: i64,
+}
+
+/// A slow step of a rank.
+#[derive(Debug, Clone)]
+struct Slow {
+    number: Option<u64>,
+    length_ns: i64,
+    ratio: f64,
+    usual: Limits,
+    begin_ns: i64,
+    steps: usize,
+    /// The phase that is longer than usual by most, and by how much.
+    phase: Option<(Arc<str>, i64)>,
+    is_open: bool,
+}
+
+impl Detector for SlowSteps {
+    fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
+        self.ranks.retain(|key, _| view.knows(key));
+        let mut jobs: BTreeSet<&JobId> = BTreeSet::new();
+        for step in view.steps {
+            let lengths = self.ranks.entry(step.key.clone()).or_default();
+            if step.nth < view.settings.warm_up_steps {
+                *lengths = Lengths::default();
+            }
+            let is_judged = step.is_usual(view.settings) && lengths.limits.is_some();
+            self.looked.note(is_judged);
+            if step.is_usual(view.settings) {
+                lengths.note(step, view.settings.lag_ns);
+            }
+            if is_judged && lengths.slow.is_some() {
+                jobs.insert(&step.key.0);
+            }
+        }
+        for rank in view.ranks {
+            let Some(open) = rank.step.filter(|open| view.now_ns - open.begin_ns > OPEN_NS && !open.refills) else {
+                continue;
+            };
+            let Some(lengths) = self.ranks.get_mut(&rank.key) else { continue };
+            if lengths.is_stuck(rank, view.now_ns - open.begin_ns) {
+                lengths.slow = lengths.open(open, view.now_ns);
+                jobs.insert(&rank.key.0);
+            }
+        }
+        signs.extend(jobs.into_iter().filter_map(|job| self.sign(view, job)));
+    }
+
+    fn looked(&self, out: &mut BTreeMap<FindingKind, Looked>) {
+        out.insert(FindingKind::SlowSteps, self.looked);
+    }
+}
+
+impl SlowSteps {
+    /// The sign of a job, if at least half of its ranks that are known for long enough are slow.
+    fn sign(&self, view: &View<'_>, job: &JobId) -> Option<Sign> {
+        let ranks = self.ranks.range((job.clone(), 0)..=(job.clone(), u32::MAX));
+        let known: Vec<&Lengths> = ranks.map(|(_, lengths)| lengths).filter(|one| one.limits.is_some()).collect();
+        let slow: Vec<&Slow> = known.iter().filter_map(|lengths| lengths.slow.as_ref()).collect();
+        if slow.len() * 2 < known.len() {
+            return None;
+        }
+        let begin_ns = slow.iter().map(|slow| slow.begin_ns).min()?;
+        let most = slow.into_iter().max_by(|one, other| one.ratio.total_cmp(&other.ratio))?;
+        let is_lasting = view.now_ns - begin_ns >= LASTING_NS && (most.steps >= RUN || most.is_open);
+        let excess = |(_, ns): &(Arc<str>, i64)| Evidence { name: "phase_excess_seconds", value: seconds(*ns) };
+        let numbers = [
+            ("slowdown_ratio", most.ratio),
+            ("step_seconds", seconds(most.length_ns)),
+            ("usual_step_seconds", seconds(most.usual.median_ns)),
+        ];
+        let evidence = numbers.map(|(name, value)| Evidence { name, value }).into_iter();
+        Some(Sign {
+            kind: FindingKind::SlowSteps,
+            subject: Subject { job: Some(job.clone()), ..Subject::default() },
+            severity: if is_lasting { Severity::Warning } else { Severity::Info },
+            certainty: Certainty::Observed,
+            begin_ns,
+            until_ns: view.now_ns + view.settings.hold_ns,
+            step: most.number,
+            code: None,
+            lag_cause: None,
+            waiting_ranks: Vec::new(),
+            // The cause says what was lost, and counts it.
+            lost_ns: None,
+            evidence: evidence.chain(most.phase.as_ref().map(excess)).collect(),
+            text: most.text(job),
+        })
+    }
+}
+
+impl Lengths {
+    /// Takes the next step. `least_ns`: what a step must be longer by.
+    fn note(&mut self, step: &Step, least_ns: i64) {
+        let length_ns = step.length_ns();
+        self.slow = None;
+        let Some(limits) = self.limits else {
+            self.add(step);
+            return;
+        };
+        let longer_ns = length_ns - limits.median_ns;
+        let ratio_to = |usual_ns: i64| ratio(length_ns, usual_ns).unwrap_or(1.0);
+        let ratio = ratio_to(limits.median_ns);
+        if ratio < LONG || longer_ns < least_ns || length_ns <= limits.most_ns {
+            // One or two by chance are as usual as the others.
+            if self.long_steps < RUN {
+                self.usual.append(&mut self.long);
+            }
+            self.end_run();
+            self.add(step);
+            return;
+        }
+        if self.long_steps == 0 {
+            self.long_since_ns = step.begin_ns;
+        }
+        self.long_steps += 1;
+        self.long.push_back(length_ns);
+        while self.long.len() > STEPS {
+            self.long.pop_front();
+        }
+        if step.end_ns - self.long_since_ns >= USUAL_NS {
+            self.usual = std::mem::take(&mut self.long);
+            self.phases.clear();
+            self.end_run();
+            self.add(step);
+            return;
+        }
+        let is_far = ratio >= FAR
+            && longer_ns >= FAR_NS
+            && ratio_to(limits.all_ns) >= LONG
+            && longer_ns >= FAR_SPREADS * (limits.most_ns - limits.median_ns);
+        let beyond_all = self.long.iter().rev().take_while(|one| **one > limits.all_ns).count();
+        if is_far || beyond_all >= RUN || self.long_steps >= RUN_OF_MOST {
+            let (number, usual, begin_ns) = (step.number, limits, self.long_since_ns);
+            let (steps, phase) = (self.long_steps, self.longer_phase(step));
+            self.slow = Some(Slow { number, length_ns, ratio, usual, begin_ns, steps, phase, is_open: false });
+        }
+    }
+
+    fn end_run(&mut self) {
+        self.long.clear();
+        self.long_steps = 0;
+    }
+
+    /// Adds a usual step.
+    fn add(&mut self, step: &Step) {
+        self.usual.push_back(step.length_ns());
+        while self.usual.len() > STEPS {
+            self.usual.pop_front();
+        }
+        for (name, ns) in times(step) {
+            #[allow(clippy::cast_precision_loss, reason = "durations of steps")]
+            let ns = ns as f64;
+            if let Some((_, usual)) = self.phases.iter_mut().find(|(known, _)| *known == *name) {
+                *usual += (ns - *usual) * NEW;
+            } else if self.phases.len() < MOST_PHASES {
+                self.phases.push((Arc::clone(name), ns));
+            }
+        }
+        self.limits = (self.usual.len() >= LEAST).then(|| Limits::of(&self.usual)).flatten();
+    }
+
+    /// Whether a step that has been open for this long is reported.
+    fn is_stuck(&self, rank: &RankNow, open_ns: i64) -> bool {
+        let is_long = |limits: Limits| open_ns >= OPEN * limits.all_ns && open_ns >= limits.all_ns + OPEN_NS;
+        self.limits.is_some_and(is_long) && (rank.pid.is_some() || open_ns < OPEN_MOST_NS)
+    }
+
+    /// A step that is open.
+    fn open(&self, step: OpenStep, now_ns: i64) -> Option<Slow> {
+        let (usual, length_ns) = (self.limits?, now_ns - step.begin_ns);
+        let ratio = ratio(length_ns, usual.median_ns)?;
+        let (number, steps) = (step.number, self.long_steps + 1);
+        let begin_ns = if self.long_steps > 0 { self.long_since_ns } else { step.begin_ns };
+        Some(Slow { number, length_ns, ratio, usual, begin_ns, steps, phase: None, is_open: true })
+    }
+
+    /// The phase of a step that is longer than usual by most, if it is by at least a third of what the step is longer by.
+    fn longer_phase(&self, step: &Step) -> Option<(Arc<str>, i64)> {
+        let limits = self.limits?;
+        let longer = times(step).into_iter().map(|(name, ns)| {
+            let usual = self.phases.iter().find(|(known, _)| *known == *name).map_or(0.0, |(_, usual)| *usual);
+            #[allow(clippy::cast_possible_truncation, reason = "durations of steps")]
+            (name, ns - usual as i64)
+        });
+        let (name, longer_ns) = longer.max_by_key(|(_, longer_ns)| *longer_ns)?;
+        (longer_ns * 3 >= step.length_ns() - limits.median_ns).then(|| (Arc::clone(name), longer_ns))
+    }
+}
+
+/// The time in each phase of a step, by name, nanoseconds.
+fn times(step: &Step) -> Vec<(&Arc<str>, i64)> {
+    let mut times: Vec<(&Arc<str>, i64)> = Vec::new();
+    for phase in &step.phases {
+        let ns = phase.end_ns - phase.begin_ns;
+        match times.iter_mut().find(|(name, _)| **name == phase.name) {
+            Some((_, all_ns)) => *all_ns += ns,
+            None => times.push((&phase.name, ns)),
+        }
+    }
+    times
+}
+
+impl Limits {
+    fn of(usual: &VecDeque<i64>) -> Option<Self> {
+        let mut sorted: Vec<i64> = usual.iter().copied().collect();
+        sorted.sort_unstable();
+        let most_ns = *sorted.iter().rev().nth(OUTLIERS)?;
+        Some(Self { median_ns: *sorted.get(sorted.len() / 2)?, most_ns, all_ns: *sorted.last()? })
+    }
+}
+
+impl Slow {
+    fn text(&self, job: &JobId) -> Text {
+        let (length, usual) = (HumanDuration(self.length_ns), HumanDuration(self.usual.median_ns));
+        let (ratio, step) = (self.ratio, title(self.number));
+        let what = if self.is_open {
+            format!("{} of {job} has not ended after {length}; {usual} is usual.", capital(&step))
+        } else if self.steps < RUN {
+            format!("{} of {job} took {length}, {ratio:.1} times as long as usual.", capital(&step))
+        } else {
+            format!("Steps of {job} take {length}, {ratio:.1} times as long as before.")
+        };
+        let usual = format!(
+            "Before, its last steps took {usual} in the median and {} at most.",
+            HumanDuration(self.usual.all_ns)
+        );
+        let phase = self.phase.as_ref().map_or_else(String::new, |(name, ns)| {
+            format!(" {} spent {} more than usual in {name}.", capital(&step), HumanDuration(*ns))
+        });
+        Text {
+            what,
+            why: format!("{usual}{phase}"),
+            advice: "If another finding of the job is active, it says why. If there is none, compare the phases of a slow step with \
+                     those of a usual one, and look for what changed at that moment: the length of the inputs, clocks, other \
+                     processes on the node, storage, the network."
+                .to_owned(),
+        }
+    }
+}
+
+/// With its first letter in upper case.
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+    use crate::phases::hand::key;
+
+    /// A job of some ranks that all take the same time for each step.
+    struct Job {
+        hand: Hand,
+        detector: SlowSteps,
+        ranks: usize,
+        nth: u64,
+    }
+
+    impl Job {
+        fn of(ranks: usize) -> Self {
+            Self { hand: Hand::with_ranks(ranks), detector: SlowSteps::default(), ranks, nth: 0 }
+        }
+
+        /// A job after 51 steps of 300 ms, of which 3 are warm-up, with up to 2 % of noise.
+        fn steady(ranks: usize) -> Self {
+            let mut job = Self::of(ranks);
+            for nth in 0..51 {
+                assert_eq!(job.step(300 + nth * 7 % 6), None, "step {nth}");
+            }
+            job
+        }
+
+        /// All ranks take the next step, which takes this many milliseconds, 200 of them in forward and the rest in backward.
+        fn step(&mut self, ms: i64) -> Option<Sign> {
+            self.step_of(&|_| vec![("forward", 200), ("backward", ms - 200)])
+        }
+
+        fn step_of(&mut self, phases: &dyn Fn(usize) -> Vec<(&'static str, i64)>) -> Option<Sign> {
+            let (nth, begin_ns) = (self.nth, self.hand.now_ns);
+            let steps = (0..self.ranks).map(|rank| Hand::step(rank, nth, begin_ns, &phases(rank))).collect();
+            self.nth += 1;
+            let mut signs = self.hand.steps_end(&mut self.detector, steps);
+            assert!(signs.len() <= 1, "one for a job");
+            signs.pop()
+        }
+
+        /// After how many steps of this length one is reported.
+        fn reported_after(&mut self, ms: i64) -> Option<usize> {
+            (1..=40).find(|_| self.step(ms).is_some())
+        }
+
+        /// Every rank has been in the next step for this long.
+        fn is_open_for(&mut self, open_ns: i64, refills: bool) -> Vec<Sign> {
+            let step =
+                OpenStep { number: Some(self.nth), begin_ns: self.hand.now_ns - open_ns, retries: None, refills };
+            self.hand.ranks.iter_mut().for_each(|rank| rank.step = Some(step));
+            self.hand.look(&mut self.detector).0
+        }
+    }
+
+    #[test]
+    fn one_step_far_beyond_all_is_reported_at_once_and_three_that_are_beyond_by_little() {
+        assert_eq!(Job::steady(1).reported_after(1500), Some(1));
+        assert_eq!(Job::steady(2).reported_after(560), Some(1), "by a quarter of a second");
+        assert_eq!(Job::steady(2).reported_after(500), Some(3));
+        assert_eq!(Job::steady(2).reported_after(335), Some(3));
+        assert_eq!(Job::steady(2).reported_after(325), None, "less than a tenth");
+    }
+
+    #[test]
+    fn it_says_how_long_steps_took_before_and_in_which_phase_they_are_longer() {
+        let mut job = Job::steady(2);
+        let began_ns = job.hand.now_ns;
+        let sign = job.step(1500).expect("a sign");
+        assert_eq!((sign.kind, sign.severity, sign.step), (FindingKind::SlowSteps, Severity::Info, Some(51)));
+        assert_eq!(sign.subject, Subject { job: Some("j".into()), ..Subject::default() });
+        assert_eq!((sign.begin_ns, sign.until_ns), (began_ns, job.hand.now_ns + job.hand.settings.hold_ns));
+        assert_eq!(sign.text.what, "Step 51 of j took 1.5 s, 5.0 times as long as usual.");
+        assert_eq!(
+            sign.text.why,
+            "Before, its last steps took 303 ms in the median and 305 ms at most. Step 51 spent 1.2 s more than usual in backward."
+        );
+        job.step(1500);
+        let sign = job.step(1500).expect("a sign");
+        assert_eq!(sign.text.what, "Steps of j take 1.5 s, 5.0 times as long as before.");
+        let evidence: Vec<_> = sign.evidence.iter().map(|one| (one.name, (one.value * 1000.0).round())).collect();
+        let [ratio, step, usual, phase] = evidence.try_into().expect("four");
+        assert_eq!((ratio, step), (("slowdown_ratio", 4950.0), ("step_seconds", 1500.0)));
+        assert_eq!((usual, phase.0), (("usual_step_seconds", 303.0), "phase_excess_seconds"));
+        assert!((1195.0..=1200.0).contains(&phase.1), "{phase:?}");
+        assert_eq!(sign.begin_ns, began_ns);
+    }
+
+    #[test]
+    fn what_lasts_for_ten_seconds_is_a_warning_and_what_lasts_for_an_hour_is_usual() {
+        let mut job = Job::steady(1);
+        let severities: Vec<_> = (0..10).map(|_| job.step(1500).map(|sign| sign.severity)).collect();
+        assert_eq!(severities[..6], [Some(Severity::Info); 6]);
+        assert_eq!(severities[6..], [Some(Severity::Warning); 4]);
+        let steps = (0..3000).filter(|_| job.step(1500).is_some()).count();
+        assert_eq!(steps, 2400 - 11, "of 1.5 s each");
+        assert_eq!(job.reported_after(1500), None);
+        assert_eq!(job.reported_after(2500), Some(1));
+    }
+
+    #[test]
+    fn steps_that_differ_in_length_are_no_news() {
+        let mut job = Job::of(1);
+        // From 200 to 500 ms, by a generator of fixed seed; the longest come in pairs now and then.
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            200 + i64::try_from(state >> 33).expect("31 bits") % 300
+        };
+        let reported = (0..3000).filter(|_| job.step(next()).is_some()).count();
+        assert_eq!(reported, 0);
+        assert!(job.reported_after(700).is_some_and(|steps| steps <= RUN));
+    }
+
+    #[test]
+    fn now_and_then_a_longer_step_is_no_news_and_does_not_hide_what_comes_then() {
+        let mut job = Job::steady(1);
+        for nth in 0..210 {
+            assert_eq!(job.step(if nth % 25 == 24 { 400 } else { 300 + nth % 5 }), None, "step {nth}");
+        }
+        assert_eq!(job.reported_after(400), Some(RUN_OF_MOST), "not longer than all");
+    }
+
+    #[test]
+    fn checkpoints_and_evaluations_are_left_out_and_so_is_the_warm_up() {
+        let mut job = Job::steady(1);
+        assert_eq!(job.step_of(&|_| vec![("forward", 200), ("checkpoint", 4000)]), None);
+        assert_eq!(job.detector.looked, Looked { steps: 52, abstained: 3 + 16 + 1 });
+        assert_eq!(job.reported_after(335), Some(3));
+        let mut job = Job::steady(1);
+        job.nth = 0;
+        assert_eq!(job.reported_after(3000), None, "another run");
+    }
+
+    #[test]
+    fn half_of_the_ranks_must_be_slow() {
+        let slow = |ranks: usize| {
+            let mut job = Job::steady(4);
+            job.step_of(&|rank| vec![("forward", if rank < ranks { 1500 } else { 300 })]).is_some()
+        };
+        assert_eq!([1, 2, 4].map(slow), [false, true, true]);
+        let mut job = Job::steady(4);
+        job.step(1500);
+        job.hand.ranks.clear();
+        job.hand.look(&mut job.detector);
+        assert!(job.detector.ranks.is_empty());
+    }
+
+    #[test]
+    fn a_step_that_does_not_end_is_reported_while_it_is_open() {
+        let mut job = Job::steady(2);
+        job.hand.now_ns += 20 * SECOND_NS;
+        let of = |ms: i64| ms * MILLISECOND_NS;
+        assert_eq!(job.is_open_for(of(1304), false), []);
+        let [sign] = job.is_open_for(of(1305), false).try_into().expect("one");
+        assert_eq!(sign.text.what, "Step 51 of j has not ended after 1.3 s; 303 ms is usual.");
+        assert_eq!((sign.severity, sign.begin_ns), (Severity::Info, job.hand.now_ns - of(1305)));
+        assert_eq!(job.is_open_for(of(10_000), false)[0].severity, Severity::Warning);
+        assert_eq!(job.is_open_for(of(10_000), true), [], "in a checkpoint");
+        // Nothing shows the end of a rank without a process.
+        job.hand.now_ns += 700 * SECOND_NS;
+        assert_eq!(job.is_open_for(of(600_000), false), []);
+        job.hand.ranks.iter_mut().for_each(|rank| rank.pid = Some(7));
+        assert_eq!(job.is_open_for(of(600_000), false).len(), 1);
+        assert!(job.detector.ranks[&key(0)].slow.is_some());
+    }
+
+    #[test]
+    fn a_name_of_a_phase_beyond_the_eighth_is_not_kept() {
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+        let mut job = Job::of(1);
+        for _ in 0..30 {
+            job.step_of(&|_| names.map(|name| (name, 30)).to_vec());
+        }
+        assert_eq!(job.detector.ranks[&key(0)].phases.len(), MOST_PHASES);
+        let sign = job.step_of(&|_| vec![("forward", 900)]).expect("a sign");
+        assert!(sign.text.why.ends_with("spent 900 ms more than usual in forward."), "{}", sign.text.why);
+    }
+}
