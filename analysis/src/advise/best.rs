@@ -74,7 +74,7 @@ impl Best {
         }
     }
 
-    /// That profile, and how many there are; an error has those of others.
+    /// The selected profile, and how many profiles were read, also those that do not match. The error names the others.
     pub fn finish(self) -> Result<(StepLayers, usize), NoProfile> {
         let meant = StepLayers::of(self.choice.job, self.choice.rank, None);
         self.best.map(|best| (best, self.profiles)).ok_or_else(|| match self.others.as_slice() {

@@ -48,7 +48,7 @@ pub struct Checkpoints {
     pub step: Option<u64>,
 }
 
-/// Layers that are checkpointed together.
+/// Consecutive layers that are checkpointed together, except in the last segment, which is not checkpointed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "testing", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "testing", schema(as = CheckpointSegment))]
@@ -89,7 +89,8 @@ pub enum CheckpointsError {
 /// layers are left out.
 ///
 /// # Errors
-/// Nothing is known of any layer's activations, or their sizes cannot be.
+/// No layer ran forward, no layer's activations are known, all layers are left out, or the sizes add up to more than
+/// 2^64 bytes.
 pub fn checkpoints(of: &StepLayers, most: usize, skipped: usize) -> Result<Checkpoints, CheckpointsError> {
     let all = &of.layers;
     if all.is_empty() {

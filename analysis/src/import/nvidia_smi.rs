@@ -218,7 +218,7 @@ fn mebibytes(field: &str) -> Result<Option<u64>, FileProblem> {
     bytes.map(Some).ok_or_else(|| FileProblem::not_a("size in MiB", field))
 }
 
-/// `2026/11/21 10:15:30.123`, in nanoseconds since 1970 of some time zone that the file does not name.
+/// Parses `2026/11/21 10:15:30.123` as nanoseconds since 1970 in local time. The file does not name its time zone.
 fn local_ns(field: &str) -> Result<i64, FileProblem> {
     let wrong = || FileProblem::not_a("timestamp", field);
     let (date, time) = field.split_once(' ').ok_or_else(wrong)?;

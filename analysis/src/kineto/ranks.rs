@@ -47,7 +47,8 @@ pub struct Clocks {
     pub are_comparable: bool,
     /// Why not, and what is therefore not known.
     pub problem: Option<String>,
-    /// How many collectives ended on one rank before they began on another, by these clocks; they are left out.
+    /// How many collectives ended on one rank before they began on another, by these clocks. They are in no rank's
+    /// waiting and transfer and in no kind, but in `matched` and in each rank's `collectives` and `total_ns`.
     pub contradicting: u64,
     /// The largest such contradiction, nanoseconds. The clocks differ by at least this much.
     pub disagreement_ns: Option<u64>,

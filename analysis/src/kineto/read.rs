@@ -166,7 +166,7 @@ impl<'de> Visitor<'de> for Events<'_> {
     }
 }
 
-/// Which rank of how many it was.
+/// Reads `distributedInfo`: the rank, and how many ranks there were.
 struct Distributed<'a>(&'a mut Trace);
 
 impl<'de> DeserializeSeed<'de> for Distributed<'_> {

@@ -19,7 +19,7 @@ const PARAMETERS: &str = "record_param_comms";
 pub(super) struct Reading {
     pub trace: Trace,
     kept: usize,
-    /// For each of the trace's `ops`; 0 if it has none.
+    /// The correlation of each of the trace's `ops`; 0 if it has none.
     correlations: Vec<u64>,
     /// For each of its `collectives`: its correlation, and the operator that launched it.
     linked: Vec<(Option<u64>, Option<u64>)>,

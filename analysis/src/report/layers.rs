@@ -45,7 +45,7 @@ pub struct Profile {
     pub step: Option<u64>,
     /// Records that are missing: the daemon or this report had no room for them.
     pub missing: u64,
-    /// What all records are together, bytes.
+    /// Totals over all records, bytes.
     pub totals: Totals,
     /// The layers with the most activations, the largest first; their numbers are positions in [`Layers::names`].
     pub top: Vec<Tallied>,
@@ -78,8 +78,8 @@ impl Layers {
         Self { room: room.records, ..Self::default() }
     }
 
-    /// Divides the room for records evenly over profiles, of which `counts` has the number of records. Room that one profile
-    /// does not need goes to the others.
+    /// Divides the room for records evenly among profiles. `counts` has each profile's number of records. Room that one
+    /// profile does not need goes to the others.
     pub(super) fn divide(&mut self, counts: impl IntoIterator<Item = usize>) {
         let mut counts: Vec<usize> = counts.into_iter().collect();
         counts.sort_unstable();

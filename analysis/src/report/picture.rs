@@ -75,7 +75,7 @@ struct Drawn<'a> {
     color: Rgb888,
 }
 
-/// Where time and bytes lie.
+/// Maps time and bytes to pixels.
 struct Scale {
     length_ns: i64,
     most_bytes: u64,
@@ -181,7 +181,7 @@ fn fill(canvas: &mut Canvas, (left, top): (i32, i32), (right, bottom): (i32, i32
     let _ = Rectangle::new(At::new(left, top), size).into_styled(PrimitiveStyle::with_fill(color)).draw(canvas);
 }
 
-/// The next of 1, 2 and 5 times a power of ten.
+/// Rounds up to 1, 2 or 5 times a power of ten.
 fn round(size: f64) -> f64 {
     let power = 10_f64.powf(size.log10().floor());
     let digit = size / power;

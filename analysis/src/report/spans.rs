@@ -24,7 +24,7 @@ pub struct Ended {
     pub peak_bytes: Option<u64>,
 }
 
-/// One of them. `rank` and `row` are positions in the lists of [`Spans`].
+/// One of the steps, phases and layers that are kept one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// Position in [`Spans::ranks`].
@@ -69,7 +69,7 @@ impl Row {
     }
 }
 
-/// Everything that ended.
+/// The spans of all ranks: totals by rank and name of all, and the longest one by one.
 #[derive(Debug, Clone, Default)]
 pub struct Spans {
     ranks: Vec<(String, u32)>,
@@ -82,7 +82,7 @@ pub struct Spans {
     keep: Vec<i64>,
 }
 
-/// The most different names of all ranks. What comes beyond them is counted only.
+/// The most rows of all ranks together. Spans of further names are not in any row; they are only counted as left out.
 const MOST_ROWS: usize = 1 << 14;
 
 impl Spans {
@@ -173,7 +173,7 @@ impl Spans {
         self.left_out
     }
 
-    /// The span's job and rank.
+    /// The job and the rank at this position of `ranks`; an empty job if there is none.
     #[must_use]
     pub fn rank(&self, rank: usize) -> (&str, u32) {
         self.ranks.get(rank).map_or(("", 0), |(job, rank)| (job, *rank))

@@ -107,7 +107,7 @@ impl Intake {
         self
     }
 
-    /// The same, with this timeline for rates and deadlines: that of a recording stops at its end.
+    /// The same, with this clock for rates and deadlines, because a recording's clock stops at the recording's end.
     #[must_use]
     pub fn with_live_clock(mut self, live: Arc<dyn Clock>) -> Self {
         self.senders.live = live;
@@ -260,7 +260,8 @@ impl Intake {
         (arrival.at_ns, arrival.live_ns) = (self.clock.now_ns(), self.senders.live.now_ns());
     }
 
-    /// Updates time-dependent state: processes that take too long to read, and the owners that share the rate.
+    /// Updates time-dependent state: the owners that share the rate, processes that take too long to read, events that
+    /// wait for the kubelet, and kills by the kernel.
     pub fn advance(&self) {
         let now_ns = self.senders.live.now_ns();
         self.advanced_ns.store(now_ns, Ordering::Relaxed);

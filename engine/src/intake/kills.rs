@@ -19,8 +19,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How often the groups are read, and how often how full they and those above them were.
+/// How often the count of kills of each group is read.
 const LOOK_NS: i64 = SECOND_NS;
+/// How often the counts of reached limits, of a group and of those above it, are read even without a new kill.
 const LIMITS_NS: i64 = 10 * SECOND_NS;
 /// How long after a kill the end of a process is due to it: a process whose GPU holds much memory takes seconds to end.
 const BLAMED_NS: i64 = 10 * SECOND_NS;
@@ -198,7 +199,8 @@ impl Kills {
         }
         let group = follow.folder.as_ref().and_then(|folder| Some(self.state().groups.get(folder)?.group.clone()));
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that are asked for are few; the others are not asked for any more.
+        // Only a few processes are asked for at a time, so most of these are old. One that is dropped and asked for
+        // again starts without a reading before.
         if waiting.len() >= 2 * MOST_SUSPECTS && !waiting.contains_key(&pid) {
             waiting.clear();
         }

@@ -49,10 +49,10 @@ struct Above {
     since_ns: i64,
 }
 
-/// What is known of where a process's group is.
+/// The result of a search for a process's group.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Search {
-    /// There.
+    /// Its group.
     Found(MemoryGroup),
     /// It has none that is read: it has ended, or its group is the root of all, or not below the mounted folder.
     Nowhere,

@@ -12,7 +12,7 @@ const MOST_BYTES: usize = 8 << 20;
 /// As long as a recording may be.
 const RETENTION_NS: i64 = 31 * 86_400 * SECOND_NS;
 
-/// What a capture has of an interval.
+/// The memory of one GPU in an interval of a capture. Times are Unix nanoseconds.
 pub struct Curve {
     /// Index of the GPU.
     pub gpu: String,

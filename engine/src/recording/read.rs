@@ -1,5 +1,5 @@
-//! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole, because it was bounded when
-//! it was written.
+//! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole. A file with more rows than
+//! the bounds below is refused.
 
 use super::lines::refuse;
 use super::meters::Meters;
@@ -15,8 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most rows that are kept of each table.
+/// The most rows of `samples` that are kept of each GPU.
 const MOST_SAMPLES: usize = 1 << 24;
+/// The most rows of `usage` that are kept of all GPUs together, and the most turns.
 const MOST_USAGE: usize = 1 << 22;
 const MOST_EVENTS: usize = 1 << 20;
 /// The most bytes of their names, jobs and attributes. A capture has 8 MiB of events at most.

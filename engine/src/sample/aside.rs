@@ -96,7 +96,7 @@ impl Aside {
         self.gpus.load(Ordering::Acquire)
     }
 
-    /// Whether the GPU at this position is.
+    /// Whether the GPU at this position is aside.
     pub fn has(&self, position: usize) -> bool {
         has(self.gpus(), position)
     }

@@ -17,15 +17,16 @@ pub struct Budget {
     pub period_ns: i64,
     /// The longest period that it backs off to, nanoseconds.
     pub max_period_ns: i64,
-    /// Share of wall time that sweeps may take, 0 to 1.
+    /// Share of wall time that the fast lane's driver calls may take, 0 to 1.
     pub busy_ratio: f64,
 }
 
-/// Windows within the budget before the period is halved again.
+/// Windows in a row before the period is halved again. Each must be below 45 % of the budget: half the period costs
+/// twice as much.
 const CALM_WINDOWS: u32 = 5;
 /// A call is slow when it takes this many times its baseline.
 const SLOW_FACTOR: i64 = 3;
-/// Calls from which the first baseline is learned.
+/// Calls from which the first baseline is learned. They do not count against the budget.
 const LEARNING_CALLS: u32 = 256;
 
 /// The state of the back-off.

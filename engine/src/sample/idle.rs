@@ -43,12 +43,13 @@ pub(super) struct Idle {
 impl Idle {
     /// All GPUs at the full rate, whose period is not known.
     pub fn new(gpus: usize) -> Self {
-        // The first reading is a sign: it differs from nothing.
+        // The first reading counts as a sign, because it differs from `None`.
         let rate = Rate { used_bytes: None, sign_ns: i64::MIN, next_ns: i64::MIN, is_idle: false };
         Self { period_ns: None, full_ns: i64::MAX, rates: vec![rate; gpus] }
     }
 
-    /// Sets the period of idle GPUs, `None` for the full rate, and the period of the full rate, nanoseconds.
+    /// Sets the period of idle GPUs, `None` for the full rate, and the period of the full rate, nanoseconds. An idle
+    /// period that is not longer than the full rate's counts as `None`.
     pub fn set_periods(&mut self, idle_ns: Option<i64>, full_ns: i64) {
         (self.period_ns, self.full_ns) = (idle_ns.filter(|idle_ns| *idle_ns > full_ns), full_ns);
     }

@@ -14,7 +14,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A process holds only a context on a GPU only if it holds at least this many times as much memory on another GPU.
+/// A process has only a context on a GPU if it holds less than `CONTEXT_BYTES` there, and at least this many times as
+/// much memory on another GPU.
 const CONTEXT_PART: u64 = 4;
 /// How long the common thread pauses while a call of the fast lane takes long: its own next call could hang too.
 const PAUSE_NS: i64 = 20 * MILLISECOND_NS;
@@ -169,7 +170,8 @@ impl Lanes<'_> {
         }
     }
 
-    /// Reads what is due for one device, and whatever has no value yet. Returns whether its processes changed.
+    /// Reads what is due for one device, and whatever has no value yet. Tries to get a lost GPU back if that is due.
+    /// Returns whether the list of processes changed.
     fn read_slow(&self, calls: &CallStats, position: usize, due: Due) -> bool {
         let Some(gpu) = self.gpus.get(position) else { return false };
         match gpu.health() {

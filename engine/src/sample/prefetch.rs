@@ -14,7 +14,8 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Adds addresses of values that do not move. The cache line in which each begins is prefetched, once for all in it.
+    /// Adds addresses of values that do not move. The cache line in which each begins is prefetched; a line in which
+    /// several begin, once.
     pub fn add<T>(&mut self, places: impl IntoIterator<Item = *const T>) {
         for address in places.into_iter().map(<*const T>::addr) {
             if !self.addresses.iter().any(|other| other / LINE_BYTES == address / LINE_BYTES) {

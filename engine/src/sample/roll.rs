@@ -82,7 +82,8 @@ impl RollCall {
     pub(super) fn answer(&self, unit: &Unit, gpus: &[GpuState], source: &dyn Source, at_ns: i64) {
         for (position, gpu) in unit.positions.iter().filter_map(|position| Some((*position, gpus.get(*position)?))) {
             if gpu.is_doubted() {
-                // The fast lane evaluates the reading; here only the answer matters.
+                // The value and the error are dropped: that the call has returned ends the doubt, and the fast lane
+                // reads the GPU again.
                 let _ = unit.calls.time(Call::MemoryInfoSlow, || source.memory_used(position, at_ns));
                 gpu.end_doubt();
                 self.wake_watchdog();

@@ -1,8 +1,8 @@
 //! When the medium and slow lanes of each physical GPU are due, and what a slow turn reads.
 //!
-//! Enters: when turns were taken, and whether a GPU is idle. Leaves: when the next are due. Invariants: all GPUs have the same
-//! times, so that one thread wakes once for several; the slow turns of GPUs that are not idle are spread over the period, so
-//! that the driver is not queried for all of them at once.
+//! Enters: when turns were taken, and whether a GPU is idle. Leaves: when the next are due. Invariants: all GPUs share
+//! one grid of times, so that a thread wakes once for several; only the slow turns of GPUs that are not idle have an
+//! offset each, so that the driver is not queried for all of them at once.
 
 use super::units::{Unit, Units};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
@@ -15,12 +15,13 @@ pub const RARE_TURNS: i64 = 30;
 const MOST_PCIE_TURNS: i64 = 5;
 /// The longest time between readings of PCIe bytes, unless a turn is longer: GPM's windows must be short.
 const LONGEST_PCIE_NS: i64 = 5 * SECOND_NS;
-/// Turns between lists of processes, unless a process is being looked up: 2 ms a GPU beside a job on eight.
+/// Slow turns between lists of processes, unless an unknown process is looked up. A list takes 2 ms a GPU while a job
+/// runs on eight.
 pub const PROCESS_TURNS: i64 = 10;
 /// How long a slow turn waits for a medium one.
 const MOST_WAIT_NS: i64 = 100 * MILLISECOND_NS;
 
-/// Turns of this period between readings of PCIe bytes.
+/// Slow turns between readings of PCIe bytes, if the slow lane has this period.
 #[must_use]
 pub fn pcie_turns(slow_period_ns: i64) -> i64 {
     (LONGEST_PCIE_NS / slow_period_ns.max(1)).clamp(1, MOST_PCIE_TURNS)
@@ -48,7 +49,7 @@ impl Schedules {
         Self(units.all().iter().enumerate().map(schedule).collect())
     }
 
-    /// That of the unit with this number.
+    /// Locks the schedule of the unit with this number; `None` if there is no such unit.
     pub(super) fn lock(&self, number: usize) -> Option<MutexGuard<'_, Schedule>> {
         Some(self.0.get(number)?.lock().unwrap_or_else(PoisonError::into_inner))
     }

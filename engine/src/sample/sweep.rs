@@ -79,7 +79,7 @@ pub struct TickStats {
 /// Bits of a call's mark that hold its GPU.
 const GPU_BITS: u32 = 16;
 
-/// A call that takes too long.
+/// A call of the fast lane that has been in progress for long, as `stuck_since` found it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stuck {
     mark: u64,
@@ -212,7 +212,7 @@ pub enum Ticked {
 enum Reading {
     /// It was not due, as it is idle.
     NotDue,
-    /// There was none, or it failed.
+    /// The call failed, or none was made because the GPU is not up or is left alone. A gap begins.
     Failed,
     /// A thread of its own reads it.
     Aside,
@@ -265,10 +265,11 @@ pub struct Sampler {
     /// The beginning of each GPU's current run of failures, nanoseconds of the timeline.
     failing_since_ns: Box<[Option<i64>]>,
     prefetch: Prefetch,
-    /// How long calls took, and how late ticks began.
+    /// How long calls took.
     call_durations: DeferredDurations,
+    /// How late ticks began.
     latenesses: DeferredDurations,
-    /// When the last of those that waited were counted, nanoseconds of the timeline.
+    /// The end of the last sweep before deferred durations were last counted, nanoseconds of the timeline.
     counted_ns: i64,
 }
 
@@ -533,7 +534,7 @@ impl Sampler {
         self.idle.period_ns(position)
     }
 
-    /// Ends the thread of a GPU that is aside: the fast lane reads it again, at its own period.
+    /// Counts the deferred durations and gives a GPU that is aside back to the fast lane. Its thread calls this last.
     pub(super) fn end_aside(&mut self, position: usize) {
         self.count_held(|_| ());
         self.idle.set_full(self.stats.full_period_ns.load(Ordering::Relaxed));
@@ -598,7 +599,7 @@ impl Sampler {
             || self.sweep.end_ns - self.counted_ns >= LONGEST_HELD_NS
     }
 
-    /// Counts every duration that was measured and waits, and calls `observe` with each call's.
+    /// Counts all deferred durations, and calls `observe` with each call's duration.
     #[cold]
     pub(super) fn count_held(&mut self, observe: impl FnMut(i64)) {
         self.counted_ns = self.sweep.end_ns;

@@ -33,7 +33,7 @@ pub struct Unit {
     thread: Mutex<Option<Thread>>,
 }
 
-/// All of them.
+/// All physical GPUs, and which thread makes the slower lanes' calls on each.
 pub struct Units {
     units: Vec<Unit>,
     /// The unit of each device, by the device's position.
@@ -100,9 +100,10 @@ impl Units {
         self.unit_of.get(position).copied()
     }
 
-    /// How a unit gets a thread of its own: it calls [`run_unit`](super::run_unit). Without this they never part.
+    /// Sets the function that starts a unit's own thread, which calls [`run_unit`](super::run_unit). Without it the
+    /// units never part.
     pub fn on_parting(&self, start: Start) {
-        // Refused if it is known.
+        // Only the first call has an effect.
         let _ = self.start.set(start);
     }
 

@@ -18,7 +18,7 @@ use highwater_core::gpu::GpuState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The longest time between two checks of the watchdog unless all GPUs are idle. They also look for a stop.
+/// The longest time between two checks of the watchdog, which also look for a stop, unless all GPUs are idle.
 const WATCH_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
 /// The same while nothing runs on any GPU.
 const IDLE_WATCH_PERIOD_NS: i64 = SECOND_NS;
