@@ -276,6 +276,12 @@ impl fmt::Display for HumanDuration {
     }
 }
 
+/// A text with its first letter in upper case.
+pub(super) fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
 /// Nanoseconds as seconds.
 #[allow(clippy::cast_precision_loss, reason = "durations of at most days, for people and gauges")]
 pub(super) fn seconds(ns: i64) -> f64 {

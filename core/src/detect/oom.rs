@@ -6,7 +6,7 @@
 //! there in pieces.
 
 use super::detector::{Detector, Looked, Trouble};
-use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Subject, Text};
+use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Subject, Text, capitalized};
 use super::steps::{place, title};
 use super::view::{OpenStep, View, bytes, human};
 use crate::clock::SECOND_NS;
@@ -362,11 +362,6 @@ fn what(key: &RankKey, step: Option<u64>, cause: &Cause<'_>, known: &Known) -> S
             format!("Rank {rank} of {job} ran out of memory{place}{asked}.")
         }
     }
-}
-
-fn capitalized(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 #[cfg(test)]

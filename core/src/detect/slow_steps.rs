@@ -1,13 +1,15 @@
 //! `slow_steps`: the steps of a job take longer than before, whatever the cause.
 //!
 //! A step of a rank is compared with the rank's last [`STEPS`] usual steps. It is reported at once if it is far longer than
-//! these, and otherwise with the third in a row that is longer than each of them. So a job that slows down is reported within a
-//! step or a second; the detectors of causes need some seconds more. The finding is one for a job, once at least half of its
+//! these, and otherwise with the third in a row that is longer than each of them, or the fifth that is longer than all but two. The
+//! detectors of causes need some seconds more. The finding is one for a job, once at least half of its
 //! ranks are slow: ranks of a job wait for each other. Steps that checkpoint or evaluate are left out. A step that does not end is
 //! reported while it is open. After an hour, the new length is the usual one.
 
 use super::detector::{Detector, Looked, Trouble};
-use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, seconds};
+use super::finding::{
+    Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, capitalized, seconds,
+};
 use super::steps::{Step, title};
 use super::view::{OpenStep, RankNow, View, ratio};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
@@ -56,10 +58,8 @@ pub(super) struct SlowSteps {
 struct Lengths {
     usual: VecDeque<i64>,
     limits: Option<Limits>,
-    /// The last long steps in a row.
+    /// The last long steps in a row, and when the first of all in this row began.
     long: VecDeque<i64>,
-    /// How many there are, with those that are not kept, and when the first began.
-    long_steps: usize,
     long_since_ns: i64,
     /// Usual time in each phase, nanoseconds.
     phases: Vec<(Arc<str>, f64)>,
@@ -83,6 +83,7 @@ struct Slow {
     ratio: f64,
     usual: Limits,
     begin_ns: i64,
+    /// How many are long in a row, as far as they are kept.
     steps: usize,
     /// The phase that is longer than usual by most, and by how much.
     phase: Option<(Arc<str>, i64)>,
@@ -98,12 +99,14 @@ impl Detector for SlowSteps {
             if step.nth < view.settings.warm_up_steps {
                 *lengths = Lengths::default();
             }
-            let is_judged = step.is_usual(view.settings) && lengths.limits.is_some();
-            self.looked.note(is_judged);
-            if step.is_usual(view.settings) {
+            // What was reported while it was open has ended.
+            lengths.slow = None;
+            let is_usual = step.is_usual(view.settings);
+            self.looked.note(is_usual && lengths.limits.is_some());
+            if is_usual {
                 lengths.note(step, view.settings.lag_ns);
             }
-            if is_judged && lengths.slow.is_some() {
+            if lengths.slow.is_some() {
                 jobs.insert(&step.key.0);
             }
         }
@@ -167,7 +170,6 @@ impl Lengths {
     /// Takes the next step. `least_ns`: what a step must be longer by.
     fn note(&mut self, step: &Step, least_ns: i64) {
         let length_ns = step.length_ns();
-        self.slow = None;
         let Some(limits) = self.limits else {
             self.add(step);
             return;
@@ -177,17 +179,16 @@ impl Lengths {
         let ratio = ratio_to(limits.median_ns);
         if ratio < LONG || longer_ns < least_ns || length_ns <= limits.most_ns {
             // One or two by chance are as usual as the others.
-            if self.long_steps < RUN {
+            if self.long.len() < RUN {
                 self.usual.append(&mut self.long);
             }
-            self.end_run();
+            self.long.clear();
             self.add(step);
             return;
         }
-        if self.long_steps == 0 {
+        if self.long.is_empty() {
             self.long_since_ns = step.begin_ns;
         }
-        self.long_steps += 1;
         self.long.push_back(length_ns);
         while self.long.len() > STEPS {
             self.long.pop_front();
@@ -195,7 +196,6 @@ impl Lengths {
         if step.end_ns - self.long_since_ns >= USUAL_NS {
             self.usual = std::mem::take(&mut self.long);
             self.phases.clear();
-            self.end_run();
             self.add(step);
             return;
         }
@@ -204,16 +204,11 @@ impl Lengths {
             && ratio_to(limits.all_ns) >= LONG
             && longer_ns >= FAR_SPREADS * (limits.most_ns - limits.median_ns);
         let beyond_all = self.long.iter().rev().take_while(|one| **one > limits.all_ns).count();
-        if is_far || beyond_all >= RUN || self.long_steps >= RUN_OF_MOST {
+        if is_far || beyond_all >= RUN || self.long.len() >= RUN_OF_MOST {
             let (number, usual, begin_ns) = (step.number, limits, self.long_since_ns);
-            let (steps, phase) = (self.long_steps, self.longer_phase(step));
+            let (steps, phase) = (self.long.len(), self.longer_phase(step));
             self.slow = Some(Slow { number, length_ns, ratio, usual, begin_ns, steps, phase, is_open: false });
         }
-    }
-
-    fn end_run(&mut self) {
-        self.long.clear();
-        self.long_steps = 0;
     }
 
     /// Adds a usual step.
@@ -231,7 +226,7 @@ impl Lengths {
                 self.phases.push((Arc::clone(name), ns));
             }
         }
-        self.limits = (self.usual.len() >= LEAST).then(|| Limits::of(&self.usual)).flatten();
+        self.limits = Limits::of(&self.usual);
     }
 
     /// Whether a step that has been open for this long is reported.
@@ -244,8 +239,8 @@ impl Lengths {
     fn open(&self, step: OpenStep, now_ns: i64) -> Option<Slow> {
         let (usual, length_ns) = (self.limits?, now_ns - step.begin_ns);
         let ratio = ratio(length_ns, usual.median_ns)?;
-        let (number, steps) = (step.number, self.long_steps + 1);
-        let begin_ns = if self.long_steps > 0 { self.long_since_ns } else { step.begin_ns };
+        let (number, steps) = (step.number, self.long.len() + 1);
+        let begin_ns = if self.long.is_empty() { step.begin_ns } else { self.long_since_ns };
         Some(Slow { number, length_ns, ratio, usual, begin_ns, steps, phase: None, is_open: true })
     }
 
@@ -276,7 +271,11 @@ fn times(step: &Step) -> Vec<(&Arc<str>, i64)> {
 }
 
 impl Limits {
+    /// Those of these steps; `None` if they are too few.
     fn of(usual: &VecDeque<i64>) -> Option<Self> {
+        if usual.len() < LEAST {
+            return None;
+        }
         let mut sorted: Vec<i64> = usual.iter().copied().collect();
         sorted.sort_unstable();
         let most_ns = *sorted.iter().rev().nth(OUTLIERS)?;
@@ -289,9 +288,9 @@ impl Slow {
         let (length, usual) = (HumanDuration(self.length_ns), HumanDuration(self.usual.median_ns));
         let (ratio, step) = (self.ratio, title(self.number));
         let what = if self.is_open {
-            format!("{} of {job} has not ended after {length}; {usual} is usual.", capital(&step))
+            format!("{} of {job} has not ended after {length}; {usual} is usual.", capitalized(&step))
         } else if self.steps < RUN {
-            format!("{} of {job} took {length}, {ratio:.1} times as long as usual.", capital(&step))
+            format!("{} of {job} took {length}, {ratio:.1} times as long as usual.", capitalized(&step))
         } else {
             format!("Steps of {job} take {length}, {ratio:.1} times as long as before.")
         };
@@ -300,7 +299,7 @@ impl Slow {
             HumanDuration(self.usual.all_ns)
         );
         let phase = self.phase.as_ref().map_or_else(String::new, |(name, ns)| {
-            format!(" {} spent {} more than usual in {name}.", capital(&step), HumanDuration(*ns))
+            format!(" {} spent {} more than usual in {name}.", capitalized(&step), HumanDuration(*ns))
         });
         Text {
             what,
@@ -311,12 +310,6 @@ impl Slow {
                 .to_owned(),
         }
     }
-}
-
-/// With its first letter in upper case.
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 #[cfg(test)]
@@ -485,6 +478,19 @@ mod tests {
         job.hand.ranks.iter_mut().for_each(|rank| rank.pid = Some(7));
         assert_eq!(job.is_open_for(of(600_000), false).len(), 1);
         assert!(job.detector.ranks[&key(0)].slow.is_some());
+    }
+
+    #[test]
+    fn a_step_that_ends_with_a_checkpoint_is_not_reported_as_open_any_more() {
+        let mut job = Job::steady(2);
+        job.hand.now_ns += 20 * SECOND_NS;
+        assert_eq!(job.is_open_for(10 * SECOND_NS, false).len(), 1);
+        job.hand.ranks.iter_mut().for_each(|rank| rank.step = None);
+        assert_eq!(job.step_of(&|_| vec![("forward", 200), ("checkpoint", 9_000)]), None);
+        // Rank 0 has another slow step, while rank 1 is still in its own.
+        let step = Hand::step(0, 52, job.hand.now_ns, &[("forward", 1500)]);
+        let [sign] = job.hand.steps_end(&mut job.detector, vec![step]).try_into().expect("one");
+        assert_eq!(sign.text.what, "Step 52 of j took 1.5 s, 5.0 times as long as usual.");
     }
 
     #[test]

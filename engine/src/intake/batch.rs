@@ -77,7 +77,7 @@ impl<'a> Batch<'a> {
         match self.taking.within_rate().map(|()| serde_json::from_slice(body)) {
             Ok(Ok(annotation)) => self.take_one(Ok(annotation)),
             Err(refusal) => self.take_one(Err(refusal)),
-            // The splitter says what is wrong.
+            // The splitter says what is wrong, and charges the rate again.
             Ok(Err(_)) => self.push(body),
         }
     }
