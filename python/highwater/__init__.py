@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union
 
 from . import _encode
+from ._failures import failed_allocation as _failed_allocation
 from ._gc import collector as _collector
 from ._identity import number as _number
 from ._marks import client as _client
@@ -67,6 +68,8 @@ class Span:
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
+        if kind is not None:
+            _failed(kind, error)
         counters = _client.counters
         _put(self._end, _now_ns(), counters() if counters else "")
 
@@ -100,10 +103,19 @@ class _Step(Span):
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
+        if kind is not None:
+            _failed(kind, error)
         seconds = _collector.seconds_since(self._collected_ns)
         counters = _client.counters
         tail = counters() if counters else ""
         _put(self._end, _now_ns(), tail if seconds is None else f'{tail},"attributes":{{"gc_seconds":{seconds:.6f}}}')
+
+
+def _failed(kind: Type[BaseException], error: Optional[BaseException]) -> None:
+    """Marks an allocation that failed, unless PyTorch's own allocator reports it to `watch`."""
+    failed = None if _client.has_oom_observer else _failed_allocation(kind, error)
+    if failed is not None:
+        mark("oom", **failed)
 
 
 def _named(kind: str, name: Any, attributes: Mapping[str, Any]) -> Span:

@@ -75,6 +75,8 @@ class Client:
         self.room = 0 if os.environ.get("HIGHWATER_DISABLED", "") not in ("", "0") else MOST_WAITING
         # The allocator's counters, as the end of an event's JSON.
         self.counters: Optional[Callable[[], str]] = None
+        # Whether PyTorch's allocator itself reports failed allocations.
+        self.has_oom_observer = False
         # Set by `configure`; what is None comes from the environment.
         self.job: Optional[str] = None
         self.rank: Optional[int] = None

@@ -47,6 +47,40 @@ class Tensor:
 class Marks(Case):
     """What is sent."""
 
+    def test_an_allocation_that_failed_is_marked_once_where_its_exception_leaves_a_span(self):
+        class OutOfMemoryError(RuntimeError):
+            """As PyTorch's."""
+
+        daemon = self.listen()
+        text = (
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB of which 15.50 MiB is"
+            " free. Of the allocated memory 77.50 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but"
+            " unallocated."
+        )
+        jax = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 21474836480 bytes."
+        failures = [OutOfMemoryError(text), OutOfMemoryError("no numbers"), RuntimeError(jax)]
+        for error in [*failures, RuntimeError("Tried to allocate 1 GiB")]:
+            with self.assertRaises(RuntimeError), highwater.step(7), highwater.phase("forward"):
+                raise error
+        events = self.sent(daemon, 19)
+        mib = 1 << 20
+        self.assertEqual([event.get("attributes") for event in events if event.get("name") == "oom"], [
+            {"requested": 20 * mib, "device_free": 31 * mib // 2, "allocated": 155 * mib * 512, "reserved": 156 * mib * 512},
+            None,
+            {"requested": 20 << 30},
+        ])
+        # It is of the phase and step in which it happened.
+        self.assertEqual([event["event"] for event in events[:5]], ["begin", "begin", "mark", "end", "end"])
+
+    def test_an_exception_without_a_text_leaves_a_span_as_it_came(self):
+        class OutOfMemoryError(RuntimeError):
+            __str__ = Unprintable.__str__
+
+        daemon = self.listen()
+        with self.assertRaises(OutOfMemoryError), highwater.phase("forward"):
+            raise OutOfMemoryError
+        self.sent(daemon, 2)
+
     def test_steps_and_phases_have_their_begin_and_end(self):
         daemon = self.listen()
         with highwater.step(7, lr=0.5):

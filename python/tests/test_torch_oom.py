@@ -5,6 +5,7 @@ import json
 import os
 from unittest import mock
 
+import highwater
 from highwater import _gc
 
 from .torch_case import TorchCase, needs_torch, torch
@@ -27,6 +28,25 @@ class Oom(TorchCase):
         self.assertEqual([event["attributes"] for event in marks], [
             {"device": 1, "requested": 100, "device_limit": 200, "device_free": 300, "allocated": 7, "reserved": 9},
         ])
+
+    def test_a_failure_that_the_observer_tells_of_is_not_marked_again_by_a_span(self):
+        from highwater.torch import oom
+
+        seen = oom.Oom(dict, None)
+        attached = mock.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", create=True)
+        with attached, mock.patch.object(oom, "_is_attached", False):
+            seen.attach()
+
+        def fail():
+            with self.assertRaises(torch.cuda.OutOfMemoryError), highwater.phase("forward"):
+                oom._observe(0, 100, 200, 300)
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+        fail()
+        seen.close()
+        fail()
+        marks = [event.get("attributes") for event in self.sent(self.daemon) if event.get("name") == "oom"]
+        self.assertEqual(marks, [{"device": 0, "requested": 100, "device_limit": 200, "device_free": 300}, None])
 
     def test_a_job_on_a_cpu_is_asked_nothing(self):
         attached = mock.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", create=True)

@@ -12,8 +12,13 @@ from .._marks import client
 from .guard import Part, guarded
 from .patches import Parts
 
+
+def _nobody_watches() -> None:
+    client.has_oom_observer = False
+
+
 # The observer of the process cannot be taken away, so one serves every watch.
-_watching = Parts()
+_watching = Parts(_nobody_watches)
 _is_attached = False
 # How many watches want the history of allocations that this module has PyTorch record.
 _recording = 0
@@ -51,6 +56,7 @@ class Oom(Part):
             attach(_observe)
             _is_attached = True
         self.is_told = _is_attached
+        client.has_oom_observer = _is_attached
         _watching.add(self)
         if self.snapshot_dir is not None and not self.records:
             self.record()
