@@ -12,7 +12,8 @@ use crate::gpu::{Medium, SLOWDOWN_MASK, THROTTLE_REASONS};
 use crate::phases::RankKey;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Readings of this long are judged together: heat switches the reason on and off several times a second.
+/// Readings of this long are judged together: heat switches the reason on and off several times a second. Where readings are rarer,
+/// those of the time for which one holds are.
 const WINDOW_NS: i64 = 5 * SECOND_NS;
 /// Clocks are held back if a reason was active for at least this share of the window.
 const SHARE: f64 = 0.5;
@@ -70,7 +71,7 @@ impl Detector for GpuThrottled {
             if let Some(latest) = gpu.medium() {
                 clocks.note(latest.at_ns, &latest.reading);
             }
-            clocks.judge(view.now_ns);
+            clocks.judge(view.now_ns, gpu.reading_hold_ns());
         }
         self.ranks.retain(|key, _| view.knows(key));
         for step in view.steps {
@@ -142,16 +143,17 @@ impl Clocks {
         self.readings.push_back(Reading { at_ns, reasons, hertz });
     }
 
-    /// Decides whether it is held back now, and since when.
-    fn judge(&mut self, now_ns: i64) {
-        while let Some(oldest) = self.readings.front().filter(|oldest| oldest.at_ns <= now_ns - WINDOW_NS) {
+    /// Decides whether it is held back now, and since when. A reading holds for `hold_ns`.
+    fn judge(&mut self, now_ns: i64, hold_ns: i64) {
+        let window_ns = WINDOW_NS.max(hold_ns);
+        while let Some(oldest) = self.readings.front().filter(|oldest| oldest.at_ns <= now_ns - window_ns) {
             self.slowed -= usize::from(oldest.reasons != 0);
             self.readings.pop_front();
         }
-        let period_ns = self.period_ns();
+        let period_ns = self.period_ns().min(hold_ns * 2 / 3);
         #[allow(clippy::cast_precision_loss, reason = "readings of five seconds")]
         let slowed_ns = self.slowed as f64 * period_ns as f64;
-        self.begin_ns = if slowed_ns >= SHARE * WINDOW_NS as f64 {
+        self.begin_ns = if slowed_ns >= SHARE * window_ns as f64 {
             let first = self.readings.iter().find(|reading| reading.reasons != 0).map(|reading| reading.at_ns);
             self.begin_ns.or(first)
         } else {
@@ -163,7 +165,7 @@ impl Clocks {
     fn period_ns(&self) -> i64 {
         let ends = self.readings.front().zip(self.readings.back()).map(|(first, last)| last.at_ns - first.at_ns);
         let gaps = i64::try_from(self.readings.len()).unwrap_or(i64::MAX) - 1;
-        ends.filter(|_| gaps > 0).map_or(0, |span_ns| (span_ns / gaps).min(SECOND_NS))
+        ends.filter(|_| gaps > 0).map_or(0, |span_ns| span_ns / gaps)
     }
 
     /// Whether a step may have been slowed, so that it is not a healthy one: its GPU is held back now, or a reading
@@ -301,6 +303,7 @@ mod tests {
     use super::super::hand::Hand;
     use super::*;
     use crate::clock::MILLISECOND_NS;
+    use crate::gpu::{Device, GpuState};
 
     const BRAKE: u64 = 0x88;
     const HEAT: u64 = 0x20;
@@ -351,6 +354,28 @@ mod tests {
         let after = run(&mut hand, &mut detector, 80_000, |_| (0.9, 0, 1_980.0));
         let (last_ms, _) = after.last().expect("some readings of the window have it");
         assert!((72_000..=73_000).contains(last_ms), "{last_ms}");
+    }
+
+    #[test]
+    fn readings_that_are_rare_are_judged_over_the_time_for_which_they_hold() {
+        let (mut hand, mut detector) = (Hand::with_ranks(1), GpuThrottled::default());
+        hand.gpus[0] = GpuState::new(Device::default(), 600 * SECOND_NS, 10 * SECOND_NS);
+        let first = (0..12).find(|nth| {
+            hand.now_ns = nth * 10 * SECOND_NS;
+            let reasons = if *nth < 5 { 0 } else { BRAKE };
+            let medium = Medium {
+                utilization_ratio: Some(1.0),
+                throttle_reasons: Some(reasons),
+                sm_clock_hertz: Some(1e9),
+                ..Medium::default()
+            };
+            hand.gpus[0].set_medium(hand.now_ns, medium);
+            !hand.look(&mut detector).0.is_empty()
+        });
+        assert_eq!(first, Some(6), "two of the three readings of half a minute");
+        // And ends when nothing is read any more.
+        hand.now_ns += 60 * SECOND_NS;
+        assert!(hand.look(&mut detector).0.is_empty());
     }
 
     #[test]

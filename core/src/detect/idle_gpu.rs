@@ -51,7 +51,9 @@ fn idle(view: &View<'_>, gpu: usize) -> Option<u64> {
 
 /// The newest utilization of a GPU, where it is not old.
 fn utilization(view: &View<'_>, gpu: usize) -> Option<f64> {
-    let medium = view.gpus.get(gpu)?.medium().filter(|medium| view.now_ns - medium.at_ns < 2 * SECOND_NS)?;
+    let state = view.gpus.get(gpu)?;
+    let hold_ns = state.reading_hold_ns().max(2 * SECOND_NS);
+    let medium = state.medium().filter(|medium| view.now_ns - medium.at_ns < hold_ns)?;
     medium.reading.utilization_ratio
 }
 
@@ -89,6 +91,7 @@ fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
 mod tests {
     use super::super::hand::{GIB, Hand};
     use super::*;
+    use crate::gpu::{Device, GpuState};
 
     /// Reads and looks once a second: utilization, then GiB held; returns the begins of what was said, in seconds, by the
     /// second of the look.
@@ -145,5 +148,19 @@ mod tests {
         let old = 2 * SECOND_NS;
         // Times of memory are floored to a microsecond.
         assert_eq!([ages(old - 1, old - 1_000), ages(old, old - 1_000), ages(old - 1, old)], [1, 0, 0]);
+    }
+
+    #[test]
+    fn rare_readings_hold_for_longer() {
+        let (mut hand, mut detector) = (Hand::new(1), IdleGpu::default());
+        hand.settings.idle_after_ns = 0;
+        hand.gpus[0] = GpuState::new(Device::default(), 600 * SECOND_NS, 10 * SECOND_NS);
+        hand.runs(0, Some(0.0));
+        let mut said = |at_ns: i64| {
+            hand.now_ns = at_ns;
+            hand.uses(0, 4 * GIB);
+            hand.look(&mut detector).0.len()
+        };
+        assert_eq!([said(9 * SECOND_NS), said(31 * SECOND_NS)], [1, 0]);
     }
 }

@@ -31,13 +31,13 @@ use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
 use block::{LateBlock, Run};
-use device::{Mean, Readings};
+use device::{Mean, Readings, Verdict};
 use found::Found;
 use marks::{Lengths, Phases};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The blocks without a verdict whose median step is the baseline ([`LateBlock::healthy_ns`]).
+/// The blocks without a late rank whose median step is the baseline ([`LateBlock::healthy_ns`]).
 const HEALTHY_BLOCKS: usize = 8;
 /// Steps and time whose readings are compared with each other.
 const BLOCK_STEPS: usize = 10;
@@ -48,6 +48,8 @@ const MOST_STEPS: usize = 1024;
 /// five others. A block of uneven steps has weight 1, because unequal inputs can make one rank late in it by chance.
 const ENOUGH: u32 = 5;
 const EVEN_WEIGHT: u32 = 3;
+/// A run of blocks in which a rank is late goes on over blocks that show nothing for this long.
+const UNCLEAR_NS: i64 = 5 * SECOND_NS;
 /// Steps are even if the longest but one takes at most this many times as long as the shortest.
 const EVEN: f64 = 1.3;
 
@@ -188,7 +190,20 @@ impl Late {
         let means: Option<Vec<Mean>> =
             group.members.iter().map(|member| self.readings.mean_of(view, member, (begin_ns, end_ns))).collect();
         let block = self.jobs.get_mut(job)?;
-        let found = means.and_then(|means| device::judge(view, group, &means, block));
+        let verdict = means.map_or(Verdict::Unclear, |means| device::judge(view, group, &means, block));
+        let found = match verdict {
+            Verdict::Late(found) => Some(found),
+            Verdict::Even => {
+                block.healthy_ns.push_front(block.step_ns);
+                block.healthy_ns.truncate(HEALTHY_BLOCKS);
+                None
+            }
+            // A block that shows nothing neither ends a run nor is a healthy one.
+            Verdict::Unclear => {
+                block.run = block.run.take().filter(|run| end_ns - run.end_ns <= UNCLEAR_NS);
+                return None;
+            }
+        };
         let verdict = found.as_ref().and_then(|found| Some((&found.member.step.key, found.cause?)));
         if let Some((key, LagCause::Host)) = verdict
             && let Some(pid) = view.rank(key).and_then(|rank| rank.pid)
@@ -201,10 +216,6 @@ impl Late {
             run.add(cause, if is_even { EVEN_WEIGHT } else { 1 }, end_ns);
             run
         });
-        if found.is_none() {
-            block.healthy_ns.push_front(block.step_ns);
-            block.healthy_ns.truncate(HEALTHY_BLOCKS);
-        }
         // After the verdict, which holds though the garbage collector runs in some blocks only.
         let steps = i64::try_from(block.steps).unwrap_or(i64::MAX).max(1);
         let collected_ns =

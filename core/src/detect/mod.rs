@@ -342,7 +342,7 @@ impl State {
             detector.look(view, &mut self.troubles, &mut signs);
             detector.ratios(&mut ratios);
         }
-        self.steps.forget_before(view.now_ns - SILENCE_NS);
+        self.steps.forget_before(view.now_ns - SILENCE_NS, |key| view.knows(key));
         (signs, ratios)
     }
 }

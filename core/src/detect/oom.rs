@@ -13,6 +13,7 @@ use crate::clock::SECOND_NS;
 use crate::gpu::{CONTEXT_BYTES, GpuState};
 use crate::jobs::FailedAllocation;
 use crate::phases::RankKey;
+use crate::shares::keep_newest;
 use std::collections::BTreeMap;
 
 /// Until when it goes on after its last sign: for as long as an alert needs to see it.
@@ -135,7 +136,7 @@ impl OomDetector {
         });
         let gone: Vec<Gone> = gone.collect();
         self.gone.extend(gone);
-        self.gone.truncate(MOST_GONE);
+        keep_newest(&mut self.gone, MOST_GONE, |gone| gone.key.0.scope().clone());
         for gone in &mut self.gone {
             gone.is_freed |= in_use(view, gone.gpu).is_some_and(|bytes| bytes < gone.used_bytes / 2);
         }
@@ -505,6 +506,31 @@ mod tests {
         assert!(ends(140, false, 0, 300).is_empty(), "between two steps");
         assert!(ends(140, true, 100, 300).is_empty(), "it held little of it");
         assert!(ends(140, true, 0, 4_000).is_empty(), "others' memory, freed later");
+    }
+
+    #[test]
+    fn many_ranks_of_one_owner_that_end_at_once_hide_no_other_owners() {
+        use crate::jobs::JobId;
+        use crate::scope::Scope;
+        let (mut hand, mut detector) = (Hand::new(2), OomDetector::default());
+        let step = Some(OpenStep { number: Some(5), begin_ns: 0, retries: None, refills: false });
+        let of = |user: &str, job: usize, gpu: usize| {
+            let job = JobId::new(Scope::User(user.into()), &format!("j-{job:04}"));
+            super::super::view::RankNow { key: (job, 0), step, ..Hand::rank_on(gpu) }
+        };
+        hand.ranks = (0..2 * MOST_GONE).map(|job| of("1001", job, 0)).chain([of("1002", 0, 1)]).collect();
+        let mut whose = Vec::new();
+        for ms in (0..8_000).step_by(100) {
+            hand.now_ns = ms * MILLISECOND_NS;
+            (0..2).for_each(|gpu| hand.uses(gpu, if ms < 2_000 { 140 * GIB } else { 0 }));
+            if ms == 2_000 {
+                hand.ranks.clear();
+            }
+            let signs = hand.look(&mut detector).0;
+            whose.extend(signs.into_iter().filter_map(|sign| sign.subject.job?.scope().user().map(str::to_owned)));
+        }
+        assert_eq!(whose.iter().filter(|user| *user == "1002").count(), 1);
+        assert!(whose.len() <= MOST_GONE, "{}", whose.len());
     }
 
     /// Two ranks on full GPUs end 500 ms after one another, in a step, with `ooms` for counters and a mark of the second.

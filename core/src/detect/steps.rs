@@ -9,7 +9,7 @@ use super::settings::Settings;
 use crate::clock::SECOND_NS;
 use crate::jobs::{Attributes, attribute};
 use crate::phases::{Attributed, PhaseMemory, RankKey};
-use crate::shares::heaviest;
+use crate::shares::{heaviest, largest};
 use crate::wire::{Kind, Memory, Scalar};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +18,10 @@ use std::sync::Arc;
 const MOST_PHASES: usize = 512;
 /// Phases of all current steps.
 pub const MOST_ALL_PHASES: usize = 16 << 10;
-/// Ranks that are followed; the daemon knows no more.
-const MOST_RANKS: usize = 1024;
+/// The most ranks that the daemon knows.
+const KNOWN_RANKS: usize = 1024;
+/// Ranks that are followed: those that the daemon knows, and as many that have ended and may come back.
+const MOST_RANKS: usize = 2 * KNOWN_RANKS;
 /// Steps that begin this long after the last one ended are another run.
 const PAUSE_NS: i64 = 60 * SECOND_NS;
 
@@ -143,7 +145,7 @@ impl Steps {
         let ended = &attributed.ended;
         let key = (ended.job.clone(), ended.rank);
         if self.ranks.len() >= MOST_RANKS && !self.ranks.contains_key(&key) {
-            return None;
+            self.forget_one();
         }
         let under = self.ranks.entry(key).or_default();
         let (begin_ns, end_ns) = (ended.open.begin_ns, ended.end_ns);
@@ -191,10 +193,20 @@ impl Steps {
         self.ranks.is_empty()
     }
 
-    /// Forgets ranks of which nothing ended since a moment.
-    pub fn forget_before(&mut self, before_ns: i64) {
-        self.ranks.retain(|_, under| under.last_end_ns.max(under.last_phase_ns) >= before_ns);
+    /// Forgets ranks of which nothing ended since a moment, and, where there are many, those that have ended.
+    pub fn forget_before(&mut self, before_ns: i64, knows: impl Fn(&RankKey) -> bool) {
+        let are_many = self.ranks.len() > KNOWN_RANKS;
+        self.ranks.retain(|key, under| under.last_ns() >= before_ns && (!are_many || knows(key)));
         self.phases = self.ranks.values().map(|under| under.phases.len()).sum();
+    }
+
+    /// Forgets the rank of which nothing ended for the longest, of the owner that has most ranks.
+    fn forget_one(&mut self) {
+        let Some((owner, _)) = largest(self.ranks.keys().map(|key| key.0.scope())) else { return };
+        let own = self.ranks.iter().filter(|(key, _)| key.0.scope() == owner);
+        if let Some(key) = own.min_by_key(|(_, under)| under.last_ns()).map(|(key, _)| key.clone()) {
+            self.phases -= self.ranks.remove(&key).map_or(0, |under| under.phases.len());
+        }
     }
 
     /// Forgets the phases of the rank that has most, of the owner that has most.
@@ -234,6 +246,11 @@ impl Under {
 }
 
 impl Under {
+    /// When something of it ended last.
+    fn last_ns(&self) -> i64 {
+        self.last_end_ns.max(self.last_phase_ns)
+    }
+
     /// Whether nothing was marked for long between the last step and one that begins now. An evaluation of minutes is no pause.
     fn has_paused(&self, begin_ns: i64) -> bool {
         if begin_ns - self.last_end_ns <= PAUSE_NS {
@@ -445,18 +462,36 @@ mod tests {
         (0..600).for_each(|at| phase(&mut steps, "forward", at, at));
         let step = step_of(&mut steps, 0, 0, 0, 1_000);
         assert_eq!((step.phases.len(), step.is_whole), (MOST_PHASES, false));
-        (1..MOST_RANKS).for_each(|rank| assert_eq!(step_of(&mut steps, rank, 0, 0, 2_000).nth, 0));
-        assert!(steps.take(&attributed(ended(Kind::Step, MOST_RANKS, "step", None, 0, 1))).is_none());
+        (1..KNOWN_RANKS).for_each(|rank| assert_eq!(step_of(&mut steps, rank, 0, 0, 2_000).nth, 0));
         assert_eq!(step_of(&mut steps, 0, 1, 0, 1_000).nth, 1, "one that is known goes on");
-        steps.forget_before(1_000);
-        assert_eq!(steps.ranks.len(), MOST_RANKS);
-        steps.forget_before(1_001);
-        assert_eq!(steps.ranks.len(), MOST_RANKS - 1);
+        steps.forget_before(1_000, |_| false);
+        assert_eq!(steps.ranks.len(), KNOWN_RANKS, "one that has ended may come back");
+        steps.forget_before(1_001, |_| true);
+        assert_eq!(steps.ranks.len(), KNOWN_RANKS - 1);
         phase(&mut steps, "forward", 2_500, 3_000);
-        steps.forget_before(3_000);
+        steps.forget_before(3_000, |_| true);
         assert_eq!(steps.ranks.keys().collect::<Vec<_>>(), [&key(0)], "its phase is younger");
-        steps.forget_before(3_001);
+        steps.forget_before(3_001, |_| true);
         assert!(steps.ranks.is_empty());
+    }
+
+    #[test]
+    fn ranks_that_begin_and_end_again_and_again_cost_another_owner_nothing() {
+        let mut steps = Steps::default();
+        let mut end = |user: &str, rank: usize, number: u64, at_ns: i64| {
+            let job = crate::jobs::JobId::new(Scope::User(user.into()), "j");
+            let ended = crate::jobs::Ended { job, ..ended(Kind::Step, rank, "step", Some(number), at_ns, at_ns) };
+            let step = steps.take(&attributed(ended));
+            assert!(steps.ranks.len() <= MOST_RANKS);
+            step.expect("a step").nth
+        };
+        assert_eq!(end("1000", 0, 0, 1), 0);
+        assert!((0..2 * MOST_RANKS).all(|rank| end("1001", rank, 0, 2) == 0));
+        assert_eq!(end("1000", 0, 1, 3), 1, "the older, but of the other owner");
+        assert_eq!(end("1001", 2 * MOST_RANKS - 1, 1, 3), 1, "its newest goes on");
+        assert_eq!(end("1001", 0, 1, 3), 0, "its oldest was forgotten");
+        steps.forget_before(0, |key| key.1 == 0);
+        assert_eq!(steps.ranks.len(), 2, "where there are many, those that have ended go");
     }
 
     #[test]
@@ -489,7 +524,7 @@ mod tests {
                 of(&mut steps, Kind::Phase, usize::from(nth >= 500) * (1 + nth as usize / 400), 1_000 + nth).is_none()
             );
         }
-        steps.forget_before(1_000);
+        steps.forget_before(1_000, |_| true);
         let whole = (0..50).filter_map(|rank| of(&mut steps, Kind::Step, rank, 20_000)).filter(|step| step.is_whole);
         assert!(whole.count() < 50 && steps.phases == 0);
     }

@@ -2,7 +2,7 @@
 
 use super::changes::Became;
 use super::energy::Energy;
-use super::series::{IDLE_PERIOD_NS, Series, UsagePoint};
+use super::series::{Series, UsagePoint};
 use super::{Device, Medium, Pcie, Process, Rare, Slow, THROTTLE_REASONS};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
@@ -347,10 +347,10 @@ impl GpuState {
         self.medium.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
-    /// Adds the time since the last reading to the reasons that are active now. After a pause in the readings, only the longest
-    /// period of readings counts.
+    /// Adds the time since the last reading to the reasons that are active now. After a pause in the readings, only the time for
+    /// which a reading holds counts.
     fn add_throttled(&self, reasons: u64, elapsed_ns: i64) {
-        let elapsed_ns = elapsed_ns.clamp(0, IDLE_PERIOD_NS).unsigned_abs();
+        let elapsed_ns = elapsed_ns.clamp(0, self.reading_hold_ns()).unsigned_abs();
         for ((bit, _), total) in THROTTLE_REASONS.iter().zip(&self.throttled_ns) {
             if reasons & bit != 0 {
                 total.fetch_add(elapsed_ns, Ordering::Relaxed);
@@ -367,6 +367,12 @@ impl GpuState {
     /// Goes on with what another state of the same GPU has counted.
     pub fn set_throttled_ns(&self, counted: [u64; THROTTLE_REASONS.len()]) {
         self.throttled_ns.iter().zip(counted).for_each(|(total, counted)| total.store(counted, Ordering::Relaxed));
+    }
+
+    /// For how long a reading of the medium lane holds, nanoseconds: three of its periods, and 1.5 s at least.
+    #[must_use]
+    pub fn reading_hold_ns(&self) -> i64 {
+        self.series.hold_ns()
     }
 
     /// Keeps the slow lane's reading.
@@ -508,6 +514,20 @@ mod tests {
 
     fn process(pid: u32, used_bytes: Option<u64>) -> Process {
         Process { pid, used_bytes }
+    }
+
+    #[test]
+    fn a_reason_counts_for_as_long_as_its_reading_holds_however_rare_readings_are() {
+        const SECOND_NS: i64 = crate::clock::SECOND_NS;
+        let of = |period_ns: i64, times_ns: &[i64]| {
+            let gpu = GpuState::new(Device::default(), 600 * SECOND_NS, period_ns);
+            let braked = Medium { throttle_reasons: Some(0x88), ..Medium::default() };
+            times_ns.iter().for_each(|at_ns| gpu.set_medium(at_ns * SECOND_NS, braked));
+            gpu.throttled_ns().into_iter().max().map(|most_ns| most_ns.cast_signed() / SECOND_NS)
+        };
+        assert_eq!(of(SECOND_NS / 10, &[0, 1, 2]), Some(2));
+        assert_eq!(of(10 * SECOND_NS, &[0, 10, 20]), Some(20));
+        assert_eq!(of(10 * SECOND_NS, &[0, 500]), Some(30), "a pause");
     }
 
     #[test]

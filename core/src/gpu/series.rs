@@ -169,6 +169,12 @@ impl Series {
         self.keep_ns
     }
 
+    /// For how long a reading holds, nanoseconds.
+    #[must_use]
+    pub fn hold_ns(&self) -> i64 {
+        self.hold_ns
+    }
+
     /// Bytes that its readings take.
     #[must_use]
     pub fn bytes(&self) -> usize {

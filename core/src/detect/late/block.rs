@@ -17,10 +17,9 @@ pub(super) struct LateBlock {
     pub step_ns: i64,
     /// How many there were.
     pub steps: usize,
-    /// The mean step of each of the last blocks without a verdict, nanoseconds. That includes blocks with too few
-    /// readings, and blocks in which two ranks were late.
+    /// The mean step of each of the last blocks in which no rank was late, nanoseconds.
     pub healthy_ns: VecDeque<i64>,
-    /// The last blocks, if one rank was late in each of them.
+    /// The last blocks that show anything, if one rank was late in each of them.
     pub run: Option<Run>,
 }
 

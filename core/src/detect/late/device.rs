@@ -96,8 +96,18 @@ impl Reading {
     }
 }
 
+/// What the readings of one block show.
+pub(super) enum Verdict<'a> {
+    /// No rank is late by enough.
+    Even,
+    /// One is.
+    Late(Found<'a>),
+    /// More than one is: which they wait for is not known.
+    Unclear,
+}
+
 /// Which rank is late in a block of steps by what the GPUs did, if it is one.
-pub(super) fn judge<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &LateBlock) -> Option<Found<'a>> {
+pub(super) fn judge<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &LateBlock) -> Verdict<'a> {
     let others = |position: usize, of: fn(&Mean) -> f64| {
         let mut others: Vec<f64> =
             means.iter().enumerate().filter(|(other, _)| *other != position).map(|(_, mean)| of(mean)).collect();
@@ -118,8 +128,9 @@ pub(super) fn judge<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], b
         };
         Some((position, cause, share, (*mean, tensor, busy)))
     });
-    let (position, cause, share, (mean, tensor, busy)) = late.next().filter(|_| late.next().is_none())?;
-    let member = group.members.get(position)?;
+    let (first, second) = (late.next(), late.next());
+    let Some((position, cause, share, (mean, tensor, busy))) = first else { return Verdict::Even };
+    let Some(member) = group.members.get(position).filter(|_| second.is_none()) else { return Verdict::Unclear };
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a part of a step")]
     let most_ns = (block.step_ns as f64 * share) as i64;
     // What is done in the late part may use the tensor cores more than the rest. What steps took before is the better bound.
@@ -128,11 +139,11 @@ pub(super) fn judge<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], b
     let least = if cause == LagCause::Host { HOST_SLOWDOWN } else { SLOWDOWN };
     let slows = ratio(block.step_ns, block.step_ns - lag_ns).is_some_and(|slowdown| slowdown >= least);
     if lag_ns < view.settings.lag_ns || !slows {
-        return None;
+        return Verdict::Even;
     }
     let from = block.first.map_or_else(|| "the last steps".to_owned(), |first| format!("the steps from {first} on"));
     let percent = |share: f64| share * 100.0;
-    Some(Found {
+    Verdict::Late(Found {
         member,
         phase: None,
         cause: Some(cause),

@@ -349,6 +349,28 @@ fn an_interrupted_block_does_not_begin_anew_and_another_cause_is_named_within_fo
     assert_eq!(causes(&signs).last(), Some(&Some(LagCause::Host)));
 }
 
+#[test]
+fn a_block_in_which_two_ranks_are_late_neither_ends_a_run_nor_is_a_healthy_one() {
+    let both = |_| vec![(EQUAL, 0.03, 1.0), (EQUAL, 0.05, 1.0), (EQUAL, 0.05, 1.0)];
+    let one = |_| vec![(EQUAL, 0.03, 1.0), (EQUAL, 0.06, 1.0), (EQUAL, 0.03, 1.0)];
+    let (mut hand, mut detector) = (Hand::with_ranks(3), Compare::default());
+    run(&mut hand, &mut detector, 0..13, one);
+    assert!(run(&mut hand, &mut detector, 13..23, both).is_empty());
+    let signs = run(&mut hand, &mut detector, 23..33, one);
+    assert_eq!((ranks(&signs), signs[0].begin_ns), (vec![1], SECOND_NS + 3 * 130 * MILLISECOND_NS));
+    // But not for long.
+    let (mut hand, mut detector) = (Hand::with_ranks(3), Compare::default());
+    run(&mut hand, &mut detector, 0..13, one);
+    run(&mut hand, &mut detector, 13..73, both);
+    assert!(run(&mut hand, &mut detector, 73..83, one).is_empty(), "one block");
+    // Steps of 130 ms that had taken 100.
+    let (mut hand, mut detector) = (Hand::with_ranks(3), Compare::default());
+    run_of(100, &mut hand, &mut detector, 0..30, |_| vec![(EQUAL, 0.03, 1.0); 3]);
+    run(&mut hand, &mut detector, 30..120, both);
+    let signs = run(&mut hand, &mut detector, 120..160, one);
+    assert!(signs.last().is_some_and(|sign| (0.03..0.035).contains(&sign.evidence[0].value)), "{signs:?}");
+}
+
 /// What the GPUs showed before a rank was late in a phase is not why it is.
 #[test]
 fn a_block_from_before_the_lag_explains_nothing() {
