@@ -27,9 +27,7 @@ import itertools
 import json
 import os
 import random
-import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -38,11 +36,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benches" / "gpu"))
-sys.path.insert(0, str(ROOT / "python"))
-
-import measure  # noqa: E402
+from recorder import Recorder, measure, printed, start, stretch
 
 STEPS = 30
 # Steps after each block that are not judged: the daemon looks at ten at a time.
@@ -266,36 +260,6 @@ def findings(daemon: measure.Daemon) -> list[dict[str, Any]]:
     return list(answer["findings"])
 
 
-def start(daemon: measure.Daemon, job: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    own = {"HIGHWATER_ANNOTATIONS_SOCKET": str(daemon.socket), "HIGHWATER_JOB": job, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    command = [sys.executable, __file__, *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env={**os.environ, **own, **environment}, stdin=pipe, stdout=pipe, text=True)
-
-
-class Recorder:
-    """`highwater record`, in the place of a daemon."""
-
-    def __init__(self, binary: Path, folder: Path) -> None:
-        self.socket = folder / "annotations.sock"
-        self.file = folder / "recording.sqlite"
-        self.file.unlink(missing_ok=True)
-        command = [binary, "record", "-o", self.file, "--annotations-socket", self.socket]
-        self.child = measure.Child(command, folder / "record.log")
-        self.child.wait_for("recording to", 15)
-
-    def stop(self) -> None:
-        """Ends the recording."""
-        self.child.process.send_signal(signal.SIGINT)
-        self.child.process.wait(60)
-        # What a replay derives again.
-        with contextlib.closing(sqlite3.connect(self.file)) as recording:
-            for table in ("phases", "phase_memory", "ticks", "findings"):
-                recording.execute(f"DELETE FROM {table}")
-            recording.commit()
-            recording.execute("VACUUM")
-
-
 def late(daemon: measure.Daemon | Recorder, kinds: list[str], how: str, parallel: str) -> Iterator[dict[str, Any]]:
     """Each block with what the daemon said of it."""
     with socket.socket() as free:
@@ -303,11 +267,8 @@ def late(daemon: measure.Daemon | Recorder, kinds: list[str], how: str, parallel
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_NVLS_ENABLE": "0"}
     job, train = f"{parallel}-{how}", ["--train", ",".join(kinds), how, parallel]
-    ranks = [start(daemon, job, *train, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
-    for line in ranks[0].stdout or []:
-        if not line.startswith("{"):
-            continue
-        block = json.loads(line)
+    ranks = [start(__file__, daemon, job, *train, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+    for block in printed(ranks[0]):
         if isinstance(daemon, Recorder):
             yield block
             continue
@@ -384,9 +345,7 @@ def write_truth(folder: Path, blocks: list[dict[str, Any]], how: str, parallel: 
             for block in blocks
             if block["kind"] == "data"
         ],
-        "unjudged": [
-            {key: at for key, at in (("begin_unix_nano", begin), ("end_unix_nano", end)) if at is not None} for begin, end in between
-        ],
+        "unjudged": [stretch(begin_ns, end_ns) for begin_ns, end_ns in between],
     }
     (folder / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
 
@@ -432,10 +391,10 @@ def judge_memory(daemon: measure.Daemon) -> list[tuple[str, str, bool]]:
     ]:
         holder = None
         if how == "crowded":
-            holder = start(daemon, "other", "--hold", "30")
+            holder = start(__file__, daemon, "other", "--hold", "30")
             assert holder.stdout is not None
             holder.stdout.readline()
-        job = start(daemon, f"memory-{how}", "--memory", how)
+        job = start(__file__, daemon, f"memory-{how}", "--memory", how)
         job.wait(120)
         # What is only suspected takes three seconds.
         time.sleep(5)

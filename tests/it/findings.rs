@@ -185,9 +185,9 @@ fn precision_and_recall_hold_on_every_recording() {
     expect_file![concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/scores.txt")].assert_eq(&scores);
 }
 
-/// Late ranks on two H200s, named with their cause; of the blocks in which no rank is late, nothing is reported.
+/// Late ranks on two H200s are named with their cause, and faults of one GPU are found; of the blocks without one, nothing is reported.
 #[test]
-fn late_ranks_of_the_corpus_are_named_with_their_cause() {
+fn what_is_wrong_in_the_corpus_is_found_with_its_cause() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
     let entries = fs::read_dir(root).expect("the corpus").map(|entry| entry.expect("an entry").file_name());
     let mut folders: Vec<_> = entries.filter(|name| !name.to_string_lossy().contains('.')).collect();

@@ -1,0 +1,61 @@
+"""A job and the recording of it: what the scripts that fill the corpus have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benches" / "gpu"))
+sys.path.insert(0, str(ROOT / "python"))
+
+import measure  # noqa: E402
+
+
+class Recorder:
+    """`highwater record`, in the place of a daemon."""
+
+    def __init__(self, binary: Path, folder: Path, *options: str) -> None:
+        self.socket = folder / "annotations.sock"
+        self.file = folder / "recording.sqlite"
+        self.file.unlink(missing_ok=True)
+        command = [binary, "record", "-o", self.file, "--annotations-socket", self.socket, *options]
+        self.child = measure.Child(command, folder / "record.log")
+        self.child.wait_for("recording to", 15)
+
+    def stop(self) -> None:
+        """Ends the recording."""
+        self.child.process.send_signal(signal.SIGINT)
+        self.child.process.wait(60)
+        # What a replay derives again.
+        with contextlib.closing(sqlite3.connect(self.file)) as recording:
+            for table in ("phases", "phase_memory", "ticks", "findings"):
+                recording.execute(f"DELETE FROM {table}")
+            recording.commit()
+            recording.execute("VACUUM")
+
+
+def start(script: str, to: Any, job: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Starts a script as a job whose marks go `to` a daemon or a recorder."""
+    own = {"HIGHWATER_ANNOTATIONS_SOCKET": str(to.socket), "HIGHWATER_JOB": job, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    command, pipe = [sys.executable, script, *arguments], subprocess.PIPE
+    return subprocess.Popen(command, env={**os.environ, **own, **environment}, stdin=pipe, stdout=pipe, text=True)
+
+
+def printed(job: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects that a job prints, one a line."""
+    return (json.loads(line) for line in job.stdout or [] if line.startswith("{"))
+
+
+def stretch(begin_ns: int | None, end_ns: int | None) -> dict[str, int]:
+    """A stretch of time as truth.json has it. One without a begin or an end is the recording's."""
+    times = {"begin_unix_nano": begin_ns, "end_unix_nano": end_ns}
+    return {key: at_ns for key, at_ns in times.items() if at_ns is not None}
