@@ -20,6 +20,7 @@ use highwater_core::{detect, ring};
 use highwater_engine::node::Periods;
 use highwater_engine::offline;
 use highwater_engine::place::kubelet;
+use highwater_engine::recording::Part;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -76,6 +77,8 @@ pub struct Settings {
     pub detect: detect::Settings,
     /// The speed of a replay: 1 is real time, 2 is twice as fast; `None` for as fast as possible.
     pub replay_speed: Option<f64>,
+    /// Which part of a recording is replayed.
+    pub replay_part: Part,
     /// Whether a replay's times are shifted to now.
     pub replay_shift_to_now: bool,
     /// The OTLP keys.
@@ -113,6 +116,7 @@ impl Default for Settings {
             processes: false,
             detect,
             replay_speed: Some(1.0),
+            replay_part: Part::WHOLE,
             replay_shift_to_now: false,
             otlp: otlp::Keys::default(),
             otlp_export: None,

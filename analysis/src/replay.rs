@@ -7,7 +7,7 @@ use crate::import::{nsight, nvidia_smi, nvprof, onnx_runtime, torch_snapshot};
 use highwater_core::source::OpenError;
 use highwater_engine::recording::lines::{LineFile, refuse};
 use highwater_engine::recording::tape::Tape;
-use highwater_engine::recording::{Options, Replay, rows};
+use highwater_engine::recording::{Options, Replay, refuse_part, rows};
 use std::path::Path;
 
 /// Reads a recording of any format that has memory over time.
@@ -27,6 +27,7 @@ pub(crate) fn open_as(format: FileFormat, path: &Path, options: Options) -> Resu
     if matches!(format, FileFormat::Own | FileFormat::Folder) {
         return Replay::open(path, options);
     }
+    refuse_part(path, options)?;
     Ok(Replay::of(imported(path, format)?, path, options))
 }
 

@@ -208,7 +208,7 @@ fn evaluate(
 
 /// Every sign in a recording, with its time, and in how many steps each kind was looked for.
 fn signs_of(recording: &Path, settings: &offline::Settings) -> anyhow::Result<(Signs, AllLooked)> {
-    let replay = Arc::new(replay::open(recording, Options { shift_to_now: None })?);
+    let replay = Arc::new(replay::open(recording, Options::default())?);
     let mut signs = Vec::new();
     let played = offline::play(&replay, settings, |at_ns, _, change| {
         signs.extend(change.signs.into_iter().map(|sign| (at_ns, sign)));

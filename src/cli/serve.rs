@@ -25,6 +25,12 @@ pub(super) struct Serve {
     /// How many times faster than real time a replay runs, or `max`.
     #[arg(long, value_name = "N")]
     replay_speed: Option<String>,
+    /// Begin a replay at this time since the recording's begin, such as 8h.
+    #[arg(long, value_name = "TIME")]
+    replay_from: Option<String>,
+    /// End a replay at this time since the recording's begin.
+    #[arg(long, value_name = "TIME")]
+    replay_until: Option<String>,
     /// Shift a replay's times so that it begins now.
     #[arg(long)]
     replay_shift_to_now: bool,
@@ -41,6 +47,8 @@ impl Serve {
         let given = [
             ("source", "--source", &self.source),
             ("replay.speed", "--replay-speed", &self.replay_speed),
+            ("replay.from", "--replay-from", &self.replay_from),
+            ("replay.until", "--replay-until", &self.replay_until),
             ("replay.shift_to_now", "--replay-shift-to-now", &shift),
         ];
         for (key, flag, value) in given {
@@ -48,9 +56,12 @@ impl Serve {
         }
         let settings = load(&layers)?;
         // Without a replay they would be ignored, and the user who gave them would not notice.
-        for (flag, is_given) in
-            [("--replay-speed", self.replay_speed.is_some()), ("--replay-shift-to-now", self.replay_shift_to_now)]
-        {
+        for (flag, is_given) in [
+            ("--replay-speed", self.replay_speed.is_some()),
+            ("--replay-from", self.replay_from.is_some()),
+            ("--replay-until", self.replay_until.is_some()),
+            ("--replay-shift-to-now", self.replay_shift_to_now),
+        ] {
             if is_given && !matches!(settings.source, SourceSpec::Replay(_)) {
                 return Err(Misuse(format!("{flag}: needs --source replay:PATH")).into());
             }

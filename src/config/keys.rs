@@ -153,9 +153,16 @@ keys! {
         |s, v| { s.otlp.queue_dir = path(v); Ok(()) };
     "replay.speed" = "1", "How many times faster than real time a replay runs; `max` for as fast as possible.",
         |s, v| { s.replay_speed = speed(v)?; Ok(()) };
+    "replay.from" = "none", "Where a replay begins in a recording of the product's own format: the time since its begin, such as 8h; none for the begin.",
+        |s, v| { s.replay_part.from_ns = duration_or_none(v, 0, MOST_RECORDING_NS)?; Ok(()) };
+    "replay.until" = "none", "Where it ends: the time since the recording's begin; none for the end.",
+        |s, v| { s.replay_part.until_ns = duration_or_none(v, 1, MOST_RECORDING_NS)?; Ok(()) };
     "replay.shift_to_now" = "false", "Whether a replay's times are shifted so that it begins now.",
         |s, v| { s.replay_shift_to_now = boolean(v)?; Ok(()) };
 }
+
+/// Recordings that last longer are refused.
+const MOST_RECORDING_NS: i64 = 31 * 86_400 * 1_000_000_000;
 
 fn source(text: &str) -> Result<SourceSpec, String> {
     match text.split_once(':') {

@@ -36,7 +36,7 @@ impl Playback {
         let shift_to_now = settings.replay_shift_to_now.then(|| live.now_ns());
         // A large one takes seconds to read.
         tracing::info!(recording = %path.display(), "reading");
-        let replay = replay::open(path, Options { shift_to_now })?;
+        let replay = replay::open(path, Options { shift_to_now, part: settings.replay_part })?;
         let skipped = replay.skipped();
         for line in skipped.first.iter().take(MOST_SKIPPED_LISTED) {
             tracing::warn!(file = %line.file.display(), line = line.line, "skipped: {}", line.message);

@@ -34,7 +34,7 @@ pub fn import(data: &[u8]) {
             Some(table) => insert(&path, table, data),
             None => fs::write(&path, data).expect("written"),
         }
-        if let Ok(replay) = replay::open(&path, Options { shift_to_now: None }) {
+        if let Ok(replay) = replay::open(&path, Options::default()) {
             play(&replay);
         }
         if let Ok(report) = Report::open(&path, Room::of(2), settings) {

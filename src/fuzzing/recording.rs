@@ -83,7 +83,7 @@ pub fn recording(data: &[u8]) {
         let damage = if damages & 1 == 1 { rows.pop() } else { None };
         insert(&path, &rows);
         damage.into_iter().for_each(|damage| change(&path, damage));
-        if let Ok(replay) = Replay::open(&path, Options { shift_to_now: None }) {
+        if let Ok(replay) = Replay::open(&path, Options::default()) {
             play(&replay);
         }
         if let Ok(report) = Report::open_own(&path, Room::of(2)) {

@@ -30,7 +30,7 @@ pub fn replay(data: &[u8]) {
             put(folder.path(), name, parts.next(), packed & bit != 0, packed & (bit << 1) != 0);
         }
         put(folder.path(), "gpus.json", parts.next(), false, false);
-        if let Ok(replay) = Replay::open(folder.path(), Options { shift_to_now: None }) {
+        if let Ok(replay) = Replay::open(folder.path(), Options::default()) {
             play(&replay);
         }
     });

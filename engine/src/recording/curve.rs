@@ -1,6 +1,6 @@
 //! Queries the memory of one GPU in a capture: points and a summary of an interval, thinned as a query of the ring is.
 
-use super::read::track;
+use super::read::{ALWAYS, track};
 use super::rows::RecordingReader;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::ring::{self, Points, Summary};
@@ -36,7 +36,7 @@ pub fn curve(path: &Path, uuid: &str, (from, to): (i64, i64), most: usize) -> io
     let Some((gpu, (device, until_ns))) = devices.into_iter().find(|(_, (device, _))| device.uuid == uuid) else {
         return Ok(None);
     };
-    let track = track(&mut file, gpu, until_ns).map_err(io::Error::other)?;
+    let track = track(&mut file, gpu, until_ns, ALWAYS).map_err(io::Error::other)?;
     let config = ring::Config { retention_ns: RETENTION_NS, max_bytes: MOST_BYTES, resolution_ns: 1 };
     let (mut writer, reader) = ring::ring(config).map_err(io::Error::other)?;
     for (at_ns, used) in track.points() {

@@ -30,7 +30,7 @@ pub use lines::{Skipped, SkippedLines, printable, refuse, short};
 pub use problem::FileProblem;
 pub use profiles::{Head, MOST_PROFILES, MOST_RECORDS, Record as LayerRecord};
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
-pub use source::{Options, Replay};
+pub use source::{Options, Part, Replay, refuse_part};
 pub use state::State;
 pub use tape::{Allocation, Format, READING_NS, Times, is_too_long};
 

@@ -1,12 +1,14 @@
-//! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole. A file with more rows than
-//! the bounds below is refused.
+//! A recording in a SQLite file, in the format of `docs/recordings.md`, or a part of one. A file with more rows in that part than the
+//! bounds below is refused.
 
 use super::lines::refuse;
 use super::meters::Meters;
 use super::problem::FileProblem;
 use super::rows::{RecordingReader, json, needed, number, real, text, word};
+use super::source::Part;
 use super::tape::{Format, Tape, Times, Words, is_too_long};
 use super::track::Track;
+use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{Activity, Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::source::{OpenError, provenance};
 use highwater_core::wire::{Annotation, EventType, Gpu, GpuList, Kind, Memory, Scalar};
@@ -18,7 +20,7 @@ use std::sync::Arc;
 /// The most rows of `samples` that are kept of each GPU.
 const MOST_SAMPLES: usize = 1 << 24;
 /// The most rows of `usage` that are kept of all GPUs together, and the most turns.
-const MOST_USAGE: usize = 1 << 22;
+const MOST_USAGE: usize = if cfg!(test) { 1 << 12 } else { 1 << 22 };
 const MOST_EVENTS: usize = 1 << 20;
 /// The most bytes of their names, jobs and attributes. A capture has 8 MiB of events at most.
 const MOST_EVENT_BYTES: usize = 256 << 20;
@@ -35,29 +37,48 @@ pub(super) fn simulation_of(path: &Path) -> Option<String> {
     provenance::simulation(&file.meta::<String>("source")?).map(str::to_owned)
 }
 
-/// Reads a recording.
+/// Reads a part of a recording.
 ///
 /// # Errors
-/// If it is not such a file, has another format, is still being written, exceeds the bounds, or has no memory.
-pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
+/// If it is not such a file, has another format, is still being written, has no memory in that part, or the part exceeds the bounds.
+pub(super) fn tape(path: &Path, part: Part) -> Result<Tape, OpenError> {
     let mut file = RecordingReader::open(path)?;
+    let times = file.times(part)?;
+    let read = read(&mut file, times);
+    read.map_err(|error| OpenError { message: format!("{}{}", error.message, file.hint(error.reason)), ..error })
+}
+
+/// Times of a file, nanoseconds of Unix time, from the first on and before the last.
+pub(super) type Span = (i64, i64);
+
+/// All times.
+pub(super) const ALWAYS: Span = (i64::MIN + 1, i64::MAX);
+
+/// The condition of a query that a row's time is one of these. Without a part there is none, so that a time that is no number is
+/// reported as such.
+fn within((from_ns, to_ns): Span) -> String {
+    if (from_ns, to_ns) == ALWAYS { "1".to_owned() } else { format!("at_ns >= {from_ns} AND at_ns < {to_ns}") }
+}
+
+fn read(file: &mut RecordingReader, times: Span) -> Result<Tape, OpenError> {
     let devices = file.devices()?;
     let mut tracks = Vec::new();
     for (gpu, (_, until_ns)) in &devices {
-        tracks.push(track(&mut file, *gpu, *until_ns)?);
+        tracks.push(track(file, *gpu, until_ns.map(|until_ns| until_ns.min(times.1)), times)?);
     }
-    let mut said = file.annotations()?;
-    let meters = file.meters()?;
-    let turns = file.turns()?;
-    let changes = file.changes(&devices.keys().copied().collect::<Vec<_>>(), &turns)?;
+    let mut said = file.annotations(times)?;
+    let meters = file.meters(times)?;
+    let turns = file.turns(times)?;
+    let changes = file.changes(&devices.keys().copied().collect::<Vec<_>>(), &turns, times)?;
     let spans = tracks.iter().filter_map(Track::span).chain(said.span());
     let (begin_ns, end_ns) =
         spans.fold((i64::MAX, i64::MIN), |(first, last), (begin_ns, end_ns)| (first.min(begin_ns), last.max(end_ns)));
     if tracks.iter().all(|track| track.span().is_none()) {
-        return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
+        let part = if times == ALWAYS { "" } else { " in that part" };
+        return Err(file.refuse("recording_unreadable", format!("it has no memory of any GPU{part}")));
     }
     // A value that lasts to the end of the recording is known until then.
-    let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns));
+    let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns).min(times.1));
     let known: BTreeSet<_> =
         said.events.iter().filter_map(|said| Some((said.job.clone()?, said.scope.clone(), said.rank?))).collect();
     let is_known = |said: &Annotation| {
@@ -69,7 +90,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
         return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
     }
     let devices = devices.into_values().map(|(device, _)| device).collect();
-    let skipped = file.skipped;
+    let skipped = std::mem::take(&mut file.skipped);
     Ok(Tape {
         devices,
         tracks,
@@ -86,11 +107,25 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     })
 }
 
-/// One GPU's changes. A gap begins just after the last good reading, whose time is in the gap's row.
-pub(super) fn track(file: &mut RecordingReader, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
-    let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
+/// One GPU's changes, and what it used at the begin of these times. A gap begins just after the last good reading, whose time is in
+/// the gap's row.
+pub(super) fn track(
+    file: &mut RecordingReader,
+    gpu: u32,
+    until_ns: Option<i64>,
+    times: Span,
+) -> Result<Track, OpenError> {
+    let (from_ns, to_ns) = times;
+    let query = if times == ALWAYS {
+        "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth".to_owned()
+    } else {
+        format!(
+            "SELECT max(at_ns, {from_ns}), used_bytes FROM samples WHERE gpu = ?1 AND at_ns < {to_ns} AND at_ns >= coalesce(
+             (SELECT max(at_ns) FROM samples WHERE gpu = ?1 AND at_ns <= {from_ns}), {from_ns}) ORDER BY at_ns, nth"
+        )
+    };
     let read = |row: &Row<'_>| Ok((needed::<i64>(row, 0)?, number::<u64>(row, 1)?));
-    let rows = file.rows("samples", query, gpu.into(), MOST_SAMPLES, read)?;
+    let rows = file.rows("samples", &query, gpu.into(), MOST_SAMPLES, read)?;
     let mut points: Vec<(i64, Option<u64>)> = Vec::with_capacity(rows.len());
     for (at_ns, used) in rows {
         let before = points.last().and_then(|(_, used)| *used);
@@ -109,13 +144,48 @@ pub(super) fn track(file: &mut RecordingReader, gpu: u32, until_ns: Option<i64>)
 }
 
 impl RecordingReader {
-    fn meters(&mut self) -> Result<Meters, OpenError> {
+    /// The times of a part.
+    fn times(&self, part: Part) -> Result<Span, OpenError> {
+        if part == Part::WHOLE {
+            return Ok(ALWAYS);
+        }
+        let begin_ns: i64 = self.meta("begin_ns").ok_or_else(|| {
+            self.refuse("recording_unreadable", "meta has no begin_ns, from which a part of it would be counted")
+        })?;
+        let at = |since_ns: Option<i64>, otherwise: i64| {
+            since_ns.map_or(otherwise, |since_ns| begin_ns.saturating_add(since_ns))
+        };
+        let (from_ns, to_ns) = (at(part.from_ns, ALWAYS.0), at(part.until_ns, ALWAYS.1));
+        let end_ns: Option<i64> = self.meta("end_ns");
+        if let Some(end_ns) = end_ns.filter(|end_ns| *end_ns <= from_ns) {
+            let length_s = end_ns.saturating_sub(begin_ns) / SECOND_NS;
+            let problem = format!("the part begins after the recording's end, which is {length_s} s after its begin");
+            return Err(self.refuse("recording_unreadable", problem));
+        }
+        Ok((from_ns, to_ns))
+    }
+
+    /// What can be done if the file was refused for this reason.
+    fn hint(&self, reason: &str) -> String {
+        let ends: Option<(i64, i64)> = self.meta("begin_ns").zip(self.meta("end_ns"));
+        let minutes = ends.map(|(begin_ns, end_ns)| end_ns.saturating_sub(begin_ns) / (60 * SECOND_NS));
+        let long = minutes.map_or_else(String::new, |minutes| format!(" of its {minutes} minutes"));
+        if reason == "recording_too_large" {
+            format!("; a part{long} can be played, with the settings replay.from and replay.until")
+        } else {
+            String::new()
+        }
+    }
+
+    fn meters(&mut self, times: Span) -> Result<Meters, OpenError> {
         // Files from before a column lack it.
         let later =
             ["throttle_reasons", "sm_active_ratio", "sm_occupancy_ratio", "tensor_active_ratio", "dram_active_ratio"];
         let later = later.map(|column| if self.has_column("usage", column) { column } else { "NULL" }).join(", ");
-        let query =
-            format!("SELECT gpu, at_ns, utilization_ratio, power_watts, {later} FROM usage ORDER BY gpu, at_ns");
+        let query = format!(
+            "SELECT gpu, at_ns, utilization_ratio, power_watts, {later} FROM usage WHERE {} ORDER BY gpu, at_ns",
+            within(times)
+        );
         let rows = self.rows("usage", &query, 0, MOST_USAGE, |row| {
             let reading = UsagePoint {
                 at_ns: needed(row, 1)?,
@@ -142,15 +212,23 @@ impl RecordingReader {
     /// the detectors, so a GPU that is up again came back at some time since the turn before. It is played as up from
     /// just after that turn, so that its memory in between is played too. No detector runs between two turns, so none
     /// is affected.
-    fn changes(&mut self, gpus: &[u32], turns: &[i64]) -> Result<Vec<GpuChange>, OpenError> {
+    fn changes(&mut self, gpus: &[u32], turns: &[i64], times: Span) -> Result<Vec<GpuChange>, OpenError> {
+        // What a GPU was like before holds at the begin.
+        let (from_ns, to_ns) = times;
+        let of = |columns: &str, table: &str| {
+            if times == ALWAYS {
+                format!("SELECT at_ns, gpu, {columns} FROM {table} ORDER BY id")
+            } else {
+                format!("SELECT max(at_ns, {from_ns}), gpu, {columns} FROM {table} WHERE at_ns < {to_ns} ORDER BY id")
+            }
+        };
         let position = |row: &Row<'_>| {
             let gpu = needed::<u32>(row, 1)?;
             gpus.binary_search(&gpu).map_err(|_| FileProblem::malformed(format!("there is no gpu {gpu}")))
         };
         let mut changes = Vec::new();
         if self.has_column("health", "health") {
-            let query = "SELECT at_ns, gpu, health, trouble FROM health ORDER BY id";
-            changes.extend(self.rows("health", query, 0, MOST_CHANGES, |row| {
+            changes.extend(self.rows("health", &of("health, trouble", "health"), 0, MOST_CHANGES, |row| {
                 let label = text(row, 2)?.ok_or(FileProblem::Missing("health".into()))?;
                 let health = Health::ALL.into_iter().find(|health| health.label() == label);
                 let health =
@@ -164,8 +242,7 @@ impl RecordingReader {
             })?);
         }
         if self.has_column("xids", "xid") {
-            let query = "SELECT at_ns, gpu, xid, count, last_ns FROM xids ORDER BY id";
-            changes.extend(self.rows("xids", query, 0, MOST_CHANGES, |row| {
+            changes.extend(self.rows("xids", &of("xid, count, last_ns", "xids"), 0, MOST_CHANGES, |row| {
                 let seen = Xid { count: needed(row, 3)?, last_ns: needed(row, 4)? };
                 let what = Became::Xid { xid: needed(row, 2)?, seen };
                 Ok(GpuChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
@@ -177,10 +254,10 @@ impl RecordingReader {
     }
 
     /// When the detectors looked.
-    fn turns(&mut self) -> Result<Vec<i64>, OpenError> {
-        let query = "SELECT at_ns FROM turns ORDER BY at_ns";
+    fn turns(&mut self, times: Span) -> Result<Vec<i64>, OpenError> {
+        let query = format!("SELECT at_ns FROM turns WHERE {} ORDER BY at_ns", within(times));
         if self.has_table("turns") {
-            self.rows("turns", query, 0, MOST_USAGE, |row| needed(row, 0))
+            self.rows("turns", &query, 0, MOST_USAGE, |row| needed(row, 0))
         } else {
             Ok(Vec::new())
         }
@@ -188,10 +265,13 @@ impl RecordingReader {
 
     /// What jobs sent, each event with its rank's GPUs. The GPUs of a job that names none are those found when it was
     /// recorded.
-    fn annotations(&mut self) -> Result<Rows, OpenError> {
+    fn annotations(&mut self, times: Span) -> Result<Rows, OpenError> {
         let (found, jobs) = (self.ranks()?, self.jobs()?);
-        let query = "SELECT at_ns, event, kind, name, job, rank, world_size, step, gpus, allocated_bytes, reserved_bytes, \
-                     active_bytes, inactive_split_bytes, alloc_retries, ooms, attributes FROM annotations ORDER BY id";
+        let query = format!(
+            "SELECT at_ns, event, kind, name, job, rank, world_size, step, gpus, allocated_bytes, reserved_bytes, \
+                     active_bytes, inactive_split_bytes, alloc_retries, ooms, attributes FROM annotations WHERE {} ORDER BY id",
+            within(times)
+        );
         let read = |row: &Row<'_>| {
             let memory = Memory {
                 allocated: number(row, 9)?,
@@ -228,7 +308,7 @@ impl RecordingReader {
             Ok((annotation, bytes))
         };
         let (mut rows, mut bytes, path) = (Vec::new(), 0, self.path().to_owned());
-        self.each("annotations", query, 0, read, |(annotation, more)| {
+        self.each("annotations", &query, 0, read, |(annotation, more)| {
             bytes += more;
             if rows.len() >= MOST_EVENTS || bytes > MOST_EVENT_BYTES {
                 let problem =

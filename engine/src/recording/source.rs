@@ -5,7 +5,7 @@
 //! shift. Absent on purpose: the lanes that were not recorded, whose values are not known.
 
 use super::allocator::Allocator;
-use super::lines::SkippedLines;
+use super::lines::{SkippedLines, refuse};
 use super::tape::{Allocation, Format, Tape};
 use super::track::Track;
 use super::{folder, read};
@@ -21,6 +21,31 @@ pub struct Options {
     /// Moves all times so that the recording begins at this time, nanoseconds of Unix time; `None` leaves them as
     /// recorded.
     pub shift_to_now: Option<i64>,
+    /// Which part of it.
+    pub part: Part,
+}
+
+/// A part of a recording. Times are nanoseconds since its begin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Where it begins; `None` for the recording's begin.
+    pub from_ns: Option<i64>,
+    /// Where it ends; `None` for the recording's end.
+    pub until_ns: Option<i64>,
+}
+
+impl Part {
+    /// The whole recording.
+    pub const WHOLE: Self = Self { from_ns: None, until_ns: None };
+}
+
+/// Refuses to read a part of what can be read only as a whole.
+///
+/// # Errors
+/// A part is asked for.
+pub fn refuse_part(path: &Path, options: Options) -> Result<(), OpenError> {
+    let why = "a part can be played only of a recording in the product's own format, a SQLite file";
+    if options.part == Part::WHOLE { Ok(()) } else { Err(refuse("recording_unreadable", path, why)) }
 }
 
 /// A recording.
@@ -41,9 +66,10 @@ impl Replay {
     /// them.
     pub fn open(path: &Path, options: Options) -> Result<Self, OpenError> {
         if !path.is_file() {
+            refuse_part(path, options)?;
             return Ok(Self::of(folder::tape(path)?, path, options));
         }
-        let mut replay = Self::of(read::tape(path)?, path, options);
+        let mut replay = Self::of(read::tape(path, options.part)?, path, options);
         if let Some(simulation) = read::simulation_of(path) {
             replay.description = format!("{}{RECORDED_FROM}{simulation}", replay.description);
         }

@@ -118,7 +118,8 @@ fn annotations_of_both_ranks_come_in_order_of_time() {
 #[test]
 fn a_shift_moves_everything_alike() {
     let recorded = open(&recording());
-    let shifted = Replay::open(&recording(), Options { shift_to_now: Some(5_000) }).expect("good");
+    let shifted =
+        Replay::open(&recording(), Options { shift_to_now: Some(5_000), ..Options::default() }).expect("good");
     let shift_ns = 5_000 - recorded.begin_ns();
     assert_eq!((shifted.begin_ns(), shifted.end_ns()), (5_000, recorded.end_ns() + shift_ns));
     for (at_ns, gpu, used) in naive_points() {
@@ -276,7 +277,7 @@ proptest! {
     fn no_file_whatever_makes_it_panic(memory in any::<Vec<u8>>(), said in any::<Vec<u8>>(), good in any::<bool>()) {
         let memory = if good { [b"7,0,7\n", memory.as_slice()].concat() } else { memory };
         let folder = folder(&[("nvml_1khz.csv", &memory), ("annotations_rank0.jsonl.gz", &gzip(&said))]);
-        if let Ok(replay) = Replay::open(folder.path(), Options { shift_to_now: Some(i64::MAX) }) {
+        if let Ok(replay) = Replay::open(folder.path(), Options { shift_to_now: Some(i64::MAX), ..Options::default() }) {
             prop_assert!(replay.annotations().count() > 0);
         }
     }

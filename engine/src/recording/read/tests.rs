@@ -56,6 +56,66 @@ fn memory_is_as_it_was_with_its_gaps() {
 }
 
 #[test]
+fn a_part_begins_with_what_was_known_then_and_lacks_what_came_before_and_after() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = file(
+        folder.path(),
+        &format!(
+            "INSERT INTO meta VALUES ('begin_ns', 5), ('end_ns', 90);
+             {GPU} INSERT INTO samples VALUES (0, 10, 0, 100), (0, 20, 0, 200), (0, 20, 1, 250), (0, 40, 0, 300), (0, 70, 0, 400);
+             INSERT INTO health VALUES (1, 15, 0, 'lost', 'fell off'), (2, 80, 0, 'up', NULL);
+             INSERT INTO turns VALUES (15), (25), (45), (65), (85);
+             INSERT INTO usage (gpu, at_ns, power_watts) VALUES (0, 29, 1.0), (0, 30, 2.0), (0, 64, 3.0), (0, 65, 4.0);
+             INSERT INTO annotations (id, at_ns, event, kind, name, job, rank) VALUES (1, 29, 'begin', 'phase', 'a', 'j', 0),
+              (2, 30, 'begin', 'phase', 'b', 'j', 0), (3, 64, 'end', 'phase', 'b', 'j', 0), (4, 65, 'begin', 'phase', 'c', 'j', 0);"
+        ),
+    );
+    let open = |from_ns, until_ns| {
+        let part = Part { from_ns, until_ns };
+        Replay::open(&path, Options { part, ..Options::default() })
+    };
+    let replay = open(Some(25), Some(60)).expect("a good part");
+    assert_eq!((replay.begin_ns(), replay.end_ns()), (30, 66), "it is known until just before the end");
+    let used = [29, 30, 39, 40, 64].map(|at_ns| replay.memory_used(0, at_ns).ok());
+    assert_eq!(used, [None, Some(250), Some(250), Some(300), Some(300)]);
+    let said: Vec<_> = replay.annotations().filter_map(|said| said.time_unix_nano).collect();
+    assert_eq!(said, [30, 64]);
+    assert_eq!(replay.changes(i64::MIN, i64::MAX).map(|change| change.at_ns).collect::<Vec<_>>(), [30], "lost before");
+    assert_eq!([45, 60].map(|at_ns| replay.is_turn(at_ns)), [true, true], "after the last turn at each tick");
+    let watts = |at_ns| replay.medium(0, at_ns, &highwater_core::source::CallStats::default()).power_watts;
+    assert_eq!([29, 30, 70].map(watts), [None, Some(2.0), Some(3.0)]);
+    let whole = open(None, None).expect("all of it");
+    assert_eq!((whole.begin_ns(), whole.annotations().count()), (10, 4));
+    let last = open(Some(25), None).expect("the rest");
+    assert_eq!((last.begin_ns(), last.end_ns(), last.annotations().count()), (30, 91, 3));
+    let why = |from_ns, until_ns| open(Some(from_ns), Some(until_ns)).expect_err("nothing is there").message;
+    let none = why(1_000, 2_000);
+    assert!(none.ends_with("the part begins after the recording's end, which is 0 s after its begin"), "{none}");
+    assert!(why(0, 3).ends_with("it has no memory of any GPU in that part"), "{}", why(0, 3));
+}
+
+#[test]
+fn what_is_too_long_for_a_replay_is_refused_with_what_to_do_and_played_in_parts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let most = MOST_USAGE;
+    let rows = format!(
+        "INSERT INTO meta VALUES ('begin_ns', 0), ('end_ns', {end_ns}); {GPU}
+         INSERT INTO samples VALUES (0, 10, 0, 100);
+         WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < {most}) INSERT INTO turns SELECT i * 2000000000 FROM n;",
+        end_ns = 8_192 * SECOND_NS
+    );
+    let path = file(folder.path(), &rows);
+    let refused = Replay::open(&path, Options::default()).expect_err("too long");
+    let expected = format!(
+        "table turns has more than {most} rows; a part of its 136 minutes can be played, with the settings replay.from and replay.until"
+    );
+    assert!(refused.message.ends_with(&expected), "{}", refused.message);
+    let part = Part { from_ns: Some(3_600 * SECOND_NS), until_ns: None };
+    let replay = Replay::open(&path, Options { part, ..Options::default() }).expect("the second hour");
+    assert_eq!(replay.memory_used(0, 3_600 * SECOND_NS), Ok(100));
+}
+
+#[test]
 fn what_jobs_said_comes_in_the_order_of_its_taking_with_the_gpus_of_its_rank() {
     let replay = open(&format!(
         "{GPU} INSERT INTO samples VALUES (0, 10, 0, 100);
