@@ -101,7 +101,8 @@ impl Histogram {
     }
 
     /// The current counts. Both kinds of buckets have the same observations, with one exception: if every try meets an
-    /// observation that is being counted, it may be missing from the buckets with fixed bounds, but not from their total.
+    /// observation that is being counted, it may be missing from the buckets with fixed bounds, but not from their
+    /// total. The sum is read first, so it may lack the newest observations.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let sum_s = self.explicit.sum_s();

@@ -1,9 +1,9 @@
 //! Limited room that owners share: the owner that keeps most loses its oldest first, so that no owner's data displaces
 //! another's.
 //!
-//! Three forms. [`Shares`] keeps entries, with their bytes, by owner. [`Given`] hands out what is kept, over several calls. The
-//! functions choose among entries that are kept elsewhere, oldest first, each with its owner. Absent on purpose: how much room
-//! there is, and what is kept.
+//! Three forms. [`Shares`] keeps entries by owner, and counts their bytes. [`Given`] divides a reader's limit evenly
+//! among owners, over several calls (max-min fairness). The functions apply the same rule to entries that are kept
+//! elsewhere, oldest first. Absent on purpose: how much room there is, and what is kept.
 
 use crate::jobs::Account;
 use std::collections::{BTreeMap, VecDeque};
@@ -149,8 +149,8 @@ pub fn keep_newest<T, Owner: Ord>(kept: &mut Vec<T>, most: usize, owner: impl Fn
     });
 }
 
-/// Maximum amount for each owner, of owners that have `amounts`, so that all together have at most `most`: owners with little
-/// leave their room to the others.
+/// The cap for each owner's amount at which the sum of all is at most `most` (max-min fair share). Owners that have
+/// less leave their room to the others. Returns `most` if all amounts fit.
 pub fn share(amounts: impl Iterator<Item = usize>, most: usize) -> usize {
     let mut amounts: Vec<usize> = amounts.collect();
     amounts.sort_unstable();

@@ -1,7 +1,6 @@
 //! Checks every request before its handler: its `Host`, the rate of requests, and its user.
 //!
-//! Leaves: the handler's answer, or a problem, with the configured headers; only the refusal of a `Host` has none of
-//! them. A bearer token gives access only to annotations and requests for captures, and does so without a user. Absent
+//! Leaves: the handler's answer, or a problem, with the configured headers. A bearer token gives access only to annotations and requests for captures, and does so without a user. Absent
 //! on purpose: probes at their own listener, which are not checked.
 
 use super::counts::{HttpStats, LogLimiter, Refused};
@@ -44,16 +43,23 @@ pub struct Refusals(LogLimiter);
 pub(super) async fn pass(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().cloned();
     let local = peer.as_ref().map(|peer| peer.local.ip());
-    if let Err(host) = gate.hosts.check(request.headers(), request.uri(), local) {
-        return gate.refuse(Refused::Host, misdirected(&host).into_response());
-    }
-    let Some(guard) = &gate.guard else { return next.run(request).await };
+    let host = gate.hosts.check(request.headers(), request.uri(), local).err();
+    let misdirected = host.map(|host| (Refused::Host, misdirected(&host).into_response()));
+    let Some(guard) = &gate.guard else {
+        return match misdirected {
+            None => next.run(request).await,
+            Some((reason, answer)) => gate.refuse(reason, answer),
+        };
+    };
     // Extracted first: the request cannot be borrowed across an await.
     let given = if gate.is_job(&request) { Given::Token } else { given(request.headers()) };
     let rules = guard.rules().await;
-    let refused = match rules.take() {
-        Err(wait) => Some((Refused::Rate, too_many(wait.as_secs_f64()))),
-        Ok(()) => gate.denial(&rules, given, peer).await,
+    let refused = if misdirected.is_some() {
+        misdirected
+    } else if let Err(wait) = rules.take() {
+        Some((Refused::Rate, too_many(wait.as_secs_f64())))
+    } else {
+        gate.denial(&rules, given, peer).await
     };
     let mut answer = match refused {
         None => next.run(request).await,

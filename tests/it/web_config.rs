@@ -81,6 +81,8 @@ fn a_client_with_tls_is_served_and_one_without_is_not() {
     let answer = curl(&program, &["--cacert", &authority, &url]).expect("TLS");
     assert!(answer.status == 200 && answer.text.contains("highwater_build_info"), "{answer:?}");
     assert!(answer.text.to_lowercase().contains("x-frame-options: deny"), "{answer:?}");
+    let answer = curl(&program, &["--cacert", &authority, "-H", "Host: evil.example", &url]).expect("TLS");
+    assert!(answer.status == 421 && answer.text.to_lowercase().contains("x-frame-options: deny"), "{answer:?}");
     assert!(curl(&program, &[&url]).is_none(), "the authority is not trusted by default");
     assert!(curl(&program, &["--cacert", &authority, "--tls-max", "1.2", &url]).is_none(), "TLS 1.2 is off");
     assert!(curl(&program, &[&format!("http://{address}/metrics")]).is_none(), "nothing is served without TLS");

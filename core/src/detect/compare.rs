@@ -1,5 +1,5 @@
-//! Brings the ranks of each step together, and has them compared: `straggler` (with and without marks of communication),
-//! `stage_imbalance` and `uneven_work` look at the same groups ([`peers`](super::peers)).
+//! Groups the ranks of each step, and passes each [`Group`] to the detectors that compare ranks: `late` and
+//! `straggler` (findings of kind `straggler`), `stage_imbalance` and `uneven_work`.
 //!
 //! Enters: steps as they end. Leaves: their signs, and whether each rank could be compared with another.
 

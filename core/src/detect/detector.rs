@@ -85,7 +85,8 @@ impl Trouble {
 pub struct Ratios {
     /// The last step's communication over its own healthy baseline.
     pub comm_slowdown: Option<f64>,
-    /// The last step's work over the median of the ranks that are like it.
+    /// The last step's work over the median of the ranks that are like it. Where work is not known, of a late rank:
+    /// the step over what it would have taken without the lag.
     pub compute_lag: Option<f64>,
     /// Whether its last step could be compared with that of a rank that is like it.
     pub compared: Option<bool>,

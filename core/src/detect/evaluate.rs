@@ -2,9 +2,10 @@
 //!
 //! Enters: the known truths, and every sign with the time at which it was seen. Leaves: a [`Score`]. A truth is found if a
 //! sign of its kind and rank overlaps it. A sign is right if it overlaps a truth of its kind and rank, even one that need not
-//! be found. Any other sign is wrong, unless it lies where the recording is not judged. Signs of one step within ten seconds
-//! count once, and so do signs without a step within one second. Signs of severity `info` are not scored, but those of slow steps,
-//! which begin as that. Truths of what slows steps are also ones of slow steps. Pure: the command reads the files.
+//! be found. Any other sign is wrong, unless it lies where the recording is not judged. Signs of one step within ten
+//! seconds count once, and so do signs without a step within one second. Signs of severity `info` are not scored,
+//! except those of `slow_steps`, which begins with that severity. A truth of a kind that slows steps is also a truth
+//! of `slow_steps`. Pure: the command reads the files.
 
 use super::finding::{FindingKind, LagCause, Severity, Sign};
 use super::incident::slows_steps;
@@ -95,7 +96,8 @@ impl Score {
         share(self.same_cause, self.caused)
     }
 
-    /// The reader sees the last cause. A sign that lasts beyond its truth is not about its cause.
+    /// Compares the truth's cause with that of the last sign that has one, because readers see the newest. Signs that
+    /// are seen more than [`SLACK_NS`] after the truth's end do not count.
     fn judge_cause(&mut self, truth: &True, of_kind: &[&(i64, Sign)]) {
         let Some(cause) = truth.lag_cause else { return };
         let about = of_kind
@@ -179,8 +181,8 @@ pub fn score(kind: FindingKind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
     score
 }
 
-/// The truths of a kind. Of what slows the steps of a job, late ranks must be found as slow steps too; of other kinds, some cost less
-/// than the difference between steps.
+/// The truths of a kind. For `slow_steps` that includes truths of kinds that slow steps. Of these, only a late rank
+/// must be found: other causes may cost less than the usual difference between steps.
 fn truths(kind: FindingKind, truth: &Truth) -> Vec<True> {
     let of_kind = |one: &True| {
         if one.finding == kind {

@@ -86,7 +86,7 @@ crate::labels! {
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum LagCause {
-        /// It computes longer than the others: it has more work.
+        /// It computes longer than the others, and its clocks are not held back. It probably has more work.
         Computes = "computes",
         /// It computes longer because its GPU's clocks are held back.
         Clocks = "clocks",
@@ -120,7 +120,8 @@ pub struct Subject {
     pub rank: Option<u32>,
 }
 
-/// One number that speaks for a finding. The name ends in its unit: `_bytes`, `_seconds`, `_ratio`, `_count`.
+/// One measured number of a finding. The name has its unit: it ends in `_bytes`, `_seconds`, `_ratio` or `_count`, or
+/// contains `bytes_each_`. The exception is `xid`, a number without a unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evidence {
     /// What was measured.
@@ -160,7 +161,7 @@ pub struct Sign {
     pub until_ns: i64,
     /// The step in which it was seen.
     pub step: Option<u64>,
-    /// Distinguishes it from others of its kind on the same subject: the number of an XID.
+    /// Distinguishes findings of one kind on one subject: an XID, a pipeline stage, or an ailment of `gpu_unhealthy`.
     pub code: Option<u64>,
     /// Why a rank is late, where its sign is about that and the readings decide.
     pub lag_cause: Option<LagCause>,

@@ -434,7 +434,8 @@ impl Incidents {
         is_new && self.open.values().any(|incident| incident.whose == own.whose && incident.explains(finding))
     }
 
-    /// Forgets an incident of a symptom that had but one finding of its cause, which now belongs to `to`; what it cost does too.
+    /// Removes incident `id` if its only finding of its own cause was a symptom that has moved to `to`, and nothing of
+    /// it is active. Its lost time is added to `to`.
     pub fn absorb(&mut self, id: u64, to: u64) {
         let is_empty = |incident: &&Incident| {
             let own = incident.parts.iter().filter(|part| Cause::of(part.kind) == incident.cause);

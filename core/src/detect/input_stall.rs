@@ -79,6 +79,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
     let lasting = share(steps.iter()).filter(|_| steps.len() >= STEPS);
     let sudden = sudden.filter(|share| *share >= (2.0 * least).min(MOST_SHARE));
     let found = sudden.or(lasting.filter(|share| *share >= least))?;
+    let judged = if sudden.is_some() { SUDDEN_STEPS } else { STEPS };
     // The earliest step that stalls, and from which on the steps together do.
     let stalls = |from: usize| {
         let own = share(steps.iter().skip(from).take(1));
@@ -86,7 +87,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
     };
     let onset = (0..steps.len()).find(|from| stalls(*from)).and_then(|from| steps.get(from));
     let is_idle_known = steps.iter().all(|step| step.is_idle_known);
-    let stalled_ns: i64 = steps.iter().map(|step| step.stalled_ns).sum();
+    let stalled_ns: i64 = steps.iter().rev().take(judged).map(|step| step.stalled_ns).sum();
     let (job, rank) = (&step.key.0, step.key.1);
     let idle = if is_idle_known { "with its GPU idle" } else { "(whether its GPU was idle is not known)" };
     Some(Sign {
@@ -107,11 +108,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
         ],
         text: Text {
             what: format!("Rank {rank} of {job} spent {:.0} % of its time waiting for data.", 100.0 * found),
-            why: format!(
-                "In its last {} steps it was {:.2} s in its data phase {idle}.",
-                steps.len(),
-                seconds(stalled_ns)
-            ),
+            why: format!("In its last {judged} steps it was {:.2} s in its data phase {idle}.", seconds(stalled_ns)),
             advice:
                 "Raise the data loader's num_workers and prefetch_factor, pin memory, move decoding and augmentation \
                      off the critical path, and look at the storage's throughput."
@@ -163,6 +160,25 @@ mod tests {
         let began: Vec<_> = (0..30).map(|nth| began(nth, if nth == 12 || nth >= 20 { 40 } else { 2 })).collect();
         assert_eq!(began.iter().flatten().collect::<Vec<_>>(), [&20, &20, &20]);
         assert_eq!(began.iter().position(Option::is_some), Some(27));
+    }
+
+    #[test]
+    fn the_seconds_are_those_of_the_steps_whose_share_is_named() {
+        let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
+        let mut last = |steps: std::ops::Range<u64>, data_ms: i64| {
+            let signs = steps.flat_map(|nth| hand.steps_end(&mut detector, vec![step(nth, data_ms)]));
+            let sign = signs.reduce(|_, newer| newer).expect("a stall");
+            (sign.text.what, sign.text.why, sign.evidence[1].value)
+        };
+        let said = |percent: u32, steps: usize, stalled_s: f64| {
+            (
+                format!("Rank 0 of j spent {percent} % of its time waiting for data."),
+                format!("In its last {steps} steps it was {stalled_s:.2} s in its data phase with its GPU idle."),
+                stalled_s,
+            )
+        };
+        assert_eq!(last(0..10, 70), said(70, 2, 0.14));
+        assert_eq!(last(10..30, 30), said(30, 10, 0.3));
     }
 
     #[test]

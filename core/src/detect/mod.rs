@@ -265,8 +265,9 @@ impl Detect {
         times
     }
 
-    /// Reads what processes wait for, of the ranks whose host seems to be late; `read` is given a process. To be called at each
-    /// turn: each process is read about once a second.
+    /// Calls `read` for the processes of ranks whose host seems to be late, and keeps the results. Call it in each
+    /// turn. A process is read about once a second; one for which `read` returns `None` is tried again in the next
+    /// turn.
     pub fn read_hosts(&self, now_ns: i64, mut read: impl FnMut(u32) -> Option<HostWaits>) {
         for (key, pid) in self.hosts.wanted(now_ns) {
             if let Some(waits) = read(pid) {

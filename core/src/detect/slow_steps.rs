@@ -21,12 +21,13 @@ use std::sync::Arc;
 /// Usual steps with which a step is compared. Fewer than `LEAST` decide nothing.
 const STEPS: usize = 48;
 const LEAST: usize = 16;
-/// Of the usual steps, this number of the longest count as outliers, as those in which the garbage collector ran.
+/// This number of the longest usual steps count as outliers, for example steps in which the garbage collector ran.
 const OUTLIERS: usize = 2;
 /// A step of this many medians is long.
 const LONG: f64 = 1.1;
-/// One step suffices from this ratio to the median on, if it is longer by `FAR_NS`, long beside each usual step too, and beyond the
-/// median by `FAR_SPREADS` times as much as the longest usual step without outliers.
+/// One step suffices if it takes at least `FAR` times the median, takes at least `LONG` times the longest usual step,
+/// and exceeds the median by at least `FAR_NS` and by at least `FAR_SPREADS` times as much as the longest usual step
+/// without outliers does.
 const FAR: f64 = 1.5;
 const FAR_NS: i64 = 250 * MILLISECOND_NS;
 const FAR_SPREADS: i64 = 4;
@@ -178,7 +179,7 @@ impl Lengths {
         let ratio_to = |usual_ns: i64| ratio(length_ns, usual_ns).unwrap_or(1.0);
         let ratio = ratio_to(limits.median_ns);
         if ratio < LONG || longer_ns < least_ns || length_ns <= limits.most_ns {
-            // One or two by chance are as usual as the others.
+            // Fewer than `RUN` in a row are chance: they are usual steps too.
             if self.long.len() < RUN {
                 self.usual.append(&mut self.long);
             }

@@ -43,7 +43,7 @@ pub struct Counted {
 pub struct Incurred {
     /// What kind of cause.
     pub cause: Cause,
-    /// The job, or the GPU without one. Each cause also has a count of nobody's.
+    /// The job, or the GPU without a job. `None` is a count per cause that stays 0, so that each cause has a series.
     pub whose: Option<Concerned>,
 }
 
@@ -117,8 +117,8 @@ struct Count {
     is_shown: bool,
 }
 
-/// Time in steps that was not lost, by job. What was lost is known after the step ended, and a counter never falls: it is taken from
-/// the steps that follow.
+/// Time in steps that was not lost, by job. Lost time is often known only after the step was counted, and a counter
+/// must not fall. So it is kept as a debt, and deducted from the steps that follow.
 #[derive(Debug, Default)]
 pub(super) struct Productive {
     counts: SubjectCounts<JobId>,

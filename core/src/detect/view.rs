@@ -58,7 +58,8 @@ pub(super) struct OpenStep {
     pub begin_ns: i64,
     /// Retries of the allocator at its begin.
     pub retries: Option<u64>,
-    /// Whether it has been open for longer than a second, and a phase is open that refills the GPU on purpose.
+    /// Whether a phase of `refill_phases` is open. Only looked up, and so only true, once the step has been open for
+    /// longer than [`OPEN_NS`](super::slow_steps::OPEN_NS).
     pub refills: bool,
 }
 

@@ -9,7 +9,7 @@ use super::view::View;
 use crate::clock::SECOND_NS;
 use std::collections::BTreeMap;
 
-/// A finding of an XID lasts this long after the last one of its GPU.
+/// A finding of an XID lasts this long after the last error of that number on its GPU.
 const HOLD_NS: i64 = 300 * SECOND_NS;
 
 /// Follows the counts of each GPU.

@@ -94,8 +94,8 @@ impl ChangeLog {
         }
     }
 
-    /// The changes from number `next` on, in their order, and the number after the last. Where some of them are not kept any
-    /// more, the last of each GPU and kind comes first.
+    /// The changes from number `next` on, oldest first, and the number to ask for next. If some of these were dropped,
+    /// the result begins with the last dropped change of each GPU and kind, which may be older than `next`.
     #[must_use]
     pub fn since(&self, next: u64) -> (Vec<GpuChange>, u64) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);

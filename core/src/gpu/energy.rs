@@ -96,8 +96,9 @@ impl Energy {
         Self { period_ns: LONGEST_NS.min(keep_ns / 2), state: Mutex::new(state) }
     }
 
-    /// Keeps a reading of the counter, of a GPU that drew this power, if it can be believed. Two that follow each other below
-    /// the last one mean that the driver was loaded anew.
+    /// Takes a reading of the counter; `power` has the GPU's power since the last ones. A reading that cannot be
+    /// believed is kept as doubted. Two readings that confirm each other replace the believed one. If they are lower,
+    /// the driver was loaded again, and the counter restarts.
     pub fn set(&self, at_ns: i64, joules: f64, power: &Series) {
         if !(0.0..=MOST_JOULES).contains(&joules) {
             return;
@@ -132,8 +133,9 @@ impl Energy {
         is_due
     }
 
-    /// Returns nothing until the counter is read again: its GPU is gone. What was returned is kept, so that the counter does
-    /// not fall when the GPU is back with fewer joules than were added up.
+    /// The GPU is gone: [`joules`](Self::joules) returns `None` until a reading is believed again. The highest value
+    /// that was returned is kept, so that the counter does not fall if the GPU comes back with fewer joules than were
+    /// added up.
     pub fn lose(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         (state.is_away, state.doubted) = (true, None);

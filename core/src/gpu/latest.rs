@@ -167,7 +167,7 @@ impl GpuState {
         self.set_health(Health::Up);
     }
 
-    /// Why it does not answer.
+    /// Why it was last lost; empty if it never was. It stays after the GPU answers again, and is not set by a hang.
     #[must_use]
     pub fn trouble(&self) -> String {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -196,7 +196,7 @@ impl GpuState {
         }
     }
 
-    /// The address of what the fast lane writes in each tick.
+    /// The address of the counter that the fast lane writes in each tick, so that it can be prefetched.
     #[must_use]
     pub fn fast_place(&self) -> *const AtomicU32 {
         &raw const self.fast_calls
@@ -305,11 +305,15 @@ impl GpuState {
         self.processes.load_full()
     }
 
-    /// Keeps a list of its processes. Returns whether other processes are there than before.
+    /// Keeps a list of its processes. Returns whether the process ids differ from those before, also because there was no list.
+    /// Their order is the driver's, and says nothing.
     pub fn set_processes(&self, at_ns: i64, reading: Option<Vec<Process>>) -> bool {
         let latest = reading.map(|reading| std::sync::Arc::new(Latest { at_ns, reading }));
         let pids = |latest: &Option<std::sync::Arc<Latest<Vec<Process>>>>| -> Option<Vec<u32>> {
-            latest.as_ref().map(|latest| latest.reading.iter().map(|process| process.pid).collect())
+            let latest = latest.as_ref()?;
+            let mut pids: Vec<u32> = latest.reading.iter().map(|process| process.pid).collect();
+            pids.sort_unstable();
+            Some(pids)
         };
         let now = pids(&latest);
         pids(&self.processes.swap(latest)) != now

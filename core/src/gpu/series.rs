@@ -1,4 +1,5 @@
-//! Power and idleness over time, kept as running totals so that any interval costs two look-ups.
+//! The medium lane's readings of one GPU over time: power, utilization, throttle reasons and activity. Energy and idle
+//! time are kept as running totals, so that any interval costs two look-ups.
 
 use super::readings::Activity;
 use crate::clock::SECOND_NS;
@@ -91,7 +92,7 @@ impl Busy {
     const NO_REASONS: u32 = u32::MAX >> Self::RATIO_BITS;
     const UNKNOWN: Self = Self(u32::MAX);
 
-    /// A ratio beyond 1 is no reading, and a mask of more than eleven bits, of which NVML has nine, is not known.
+    /// A ratio above 1 becomes unknown. So does a mask of more than eleven bits; NVML uses nine.
     fn new(utilization_ratio: Option<f64>, throttle_reasons: Option<u64>) -> Self {
         let ratio = match Packed::new(utilization_ratio, MICRO) {
             Packed(ppm) if f64::from(ppm) <= MICRO => ppm,
@@ -212,7 +213,8 @@ impl Series {
         }
     }
 
-    /// Energy of the part of the interval of which power is known, joules: a lower bound of what was used.
+    /// Energy of the part of the interval of which power is known, joules: a lower bound of what was used. 0 if the
+    /// interval begins before the first reading that is kept.
     #[must_use]
     pub fn known_energy_joules(&self, from_ns: i64, to_ns: i64) -> f64 {
         self.ends(from_ns, to_ns).map_or(0.0, |(from, to)| to.energy_joules - from.energy_joules)

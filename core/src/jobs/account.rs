@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Owners whose accounts are kept although they hold nothing.
+/// From this number of accounts on, a new one first evicts the accounts that nothing refers to.
 const MOST_IDLE_OWNERS: usize = 256;
 /// All local clients whose user is not known share the quota of one owner divided by this.
 const NOBODYS_PART: usize = 8;
@@ -90,7 +90,7 @@ impl Owner {
     /// All local clients over TCP whose user is not known.
     pub const NOBODY: Owner = Owner::Address(IpAddr::V4(Ipv4Addr::LOCALHOST));
 
-    /// Who answers for this sender, which is there.
+    /// The owner of a sender at this place. `within` is used only if the sender's user is known.
     #[must_use]
     pub fn of(sender: &Sender, within: Within) -> Self {
         match (sender.uid, sender.address) {
@@ -137,8 +137,8 @@ impl Owner {
         }
     }
 
-    /// Whether `other` may be this owner from before its pod was known: the same user at an unknown place. It is this owner if
-    /// one process has sent as both, which the caller checks.
+    /// Whether `other` may be this owner before its pod was known: it has the same user, and its place is
+    /// [`Within::Unknown`]. The caller also checks that one process has sent as both.
     #[must_use]
     pub fn is_known_as(&self, other: &Self) -> bool {
         let Owner::User { uid, within: Within::Unknown } = other else { return false };

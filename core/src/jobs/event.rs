@@ -57,8 +57,8 @@ pub struct Event {
     pub name: String,
     /// The job's name.
     pub job: String,
-    /// The owner's scope, if it does not follow from the sender: for events of a recording, for those of simulated jobs, and for
-    /// those that were taken.
+    /// The scope of its job, if it does not follow from the sender: set for events of recordings and simulated jobs,
+    /// and by the intake once an event was accepted.
     pub scope: Option<Scope>,
     /// Which process of it; 0 where the job does not say.
     pub rank: u32,
@@ -101,7 +101,7 @@ impl Event {
         attribute(self.attributes.as_deref()?, name)
     }
 
-    /// The attribute of this name, if it is a number that is not negative.
+    /// The attribute of this name, if it is a non-negative integer. A float, also a whole one, returns `None`.
     pub(super) fn number(&self, name: &str) -> Option<u64> {
         if let Scalar::Int(number) = self.attribute(name)? { u64::try_from(*number).ok() } else { None }
     }

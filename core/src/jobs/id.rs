@@ -1,4 +1,4 @@
-//! Which job: its name, and the owner within whose jobs that name is meant.
+//! The key of a job: its name, and the scope within which that name is unique.
 //!
 //! Two teams of a node call their jobs `train`. So a job's key is the namespace of its pod, or else the user, and the name.
 
@@ -40,7 +40,7 @@ impl JobId {
         }
     }
 
-    /// Whether a reader may mean it by this text: its name alone, or [`text`](Self::text).
+    /// Whether this text, from a query, names the job: it is the job's name alone, or [`text`](Self::text).
     #[must_use]
     pub fn is_meant_by(&self, text: &str) -> bool {
         **self.name() == *text || self.text() == text

@@ -25,7 +25,8 @@ pub struct Limits {
     pub attributes: usize,
     /// Length of all names and texts of one event's attributes together, bytes.
     pub attribute_bytes: usize,
-    /// Bytes of everything that jobs make the daemon keep, beside what has ended.
+    /// Bytes of jobs, ranks, names, series and of what is open or waits for its memory, over all jobs. What has ended
+    /// and layers have limits of their own.
     pub bytes: usize,
     /// Bytes of what has ended and is kept for the API, over all jobs.
     pub ended_bytes: usize,

@@ -263,7 +263,7 @@ impl Jobs {
         known.cloned().unwrap_or_else(|| JobId::new(scope.clone(), &event.job))
     }
 
-    /// Refuses a begin of a rank that another process holds.
+    /// Refuses the begin of a step if another running process holds the rank. Reserves nothing.
     fn hold(&self, id: &JobId, event: &Event) -> Result<(), Refusal> {
         match self.rank(id, event.rank).and_then(|rank| rank.held_against(event)) {
             Some(holder) => Err(Refusal::Contested { job: id.to_string(), rank: event.rank, holder }),
@@ -476,9 +476,9 @@ impl Jobs {
         ready
     }
 
-    /// Ends the ranks that end with this speaker: no other speaker is counted on for them, and no other has begun what they have
-    /// open. Returns the exit events. They are applied without the checks of other events: the daemon saw the end itself, and the
-    /// pod of the rank's owner may have become known since the rank began.
+    /// Ends the ranks that end with this sender: no other sender is counted on for them, and it began all that they
+    /// have open. Returns the exit events. These skip the checks of other events, because the daemon saw the end
+    /// itself, and because the pod of the rank's owner may have become known since the rank began.
     pub fn end_with(&mut self, speaker: Speaker, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
         let mut ended = Vec::new();
         for (id, job) in &mut self.jobs {
@@ -488,8 +488,8 @@ impl Jobs {
         ended.into_iter().filter_map(|(id, number, pid)| self.end(&id, number, pid, at_ns)).collect()
     }
 
-    /// Notes that host memory ran out where these send: of one that has ended, for the ranks that it sends for; of several beside
-    /// which a process was killed, for the lowest rank of each job. Returns the marks that say so.
+    /// Marks that host memory ran out, for ranks that count on one of these senders, and returns the marks. If the
+    /// senders go on (`has_ended` is `Some(false)`), only the lowest such rank of each job is marked.
     pub fn mark_host_oom(&mut self, speakers: &[Speaker], oom: &HostOom, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
         let mut of: Vec<(JobId, u32, HostOom)> = Vec::new();
         for (id, number, rank) in self.ranks().filter(|(_, _, rank)| rank.exited_ns.is_none()) {

@@ -146,8 +146,8 @@ impl Search {
         is_elsewhere || uses_others
     }
 
-    /// What is known of the place of the rank while process `pid` speaks for it; `own` is what the system reports. What another
-    /// process of the rank has sent about itself comes last.
+    /// The place of the rank while process `pid` sends for it; `own` is what the system reports about that process.
+    /// What the process sent about itself comes before `own`; what another process of the rank sent comes after it.
     pub fn place_of(&self, pid: Option<u32>, own: Place) -> Place {
         if self.said_by == pid { self.place.clone().or(own) } else { own.or(self.place.clone()) }
     }

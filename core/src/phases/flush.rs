@@ -1,4 +1,4 @@
-//! The mark that an allocator leaves when it flushes its cache: memory falls, and grows again at once.
+//! Detects cache flushes of an allocator from outside: memory falls, and grows again at once.
 //!
 //! A framework's allocator that cannot get memory frees every cached block and tries again, so `used` falls by
 //! hundreds of MiB or more and regrows within tens of milliseconds. One fall counts once, when enough has come back:
@@ -50,7 +50,8 @@ pub struct FlushDetector {
 }
 
 impl FlushDetector {
-    /// Takes the next change point; `None` stands for the begin of a gap.
+    /// Takes the next change point; a `used_bytes` of `None` is the begin of a gap. Returns a flush when enough has
+    /// come back.
     pub fn push(&mut self, at_ns: i64, used_bytes: Option<u64>, usable_bytes: Option<u64>) -> Option<Flush> {
         let Some(used_bytes) = used_bytes else {
             self.gap_since_ns.get_or_insert(at_ns);

@@ -1,4 +1,4 @@
-//! The join: what jobs said × what memory did, brought up to date a few times a second.
+//! The join of ended phases with memory, and what follows from each GPU's memory alone. It runs a few times a second.
 //!
 //! Enters: rings, and what jobs ended. Leaves: attributed phases in the ledger's log; and for each GPU its pressure and
 //! flushes. Invariant: it only reads rings, so that it can never make a tick late; and it takes
@@ -28,7 +28,7 @@ const MOST_RECENT_FLUSHES: usize = 64;
 pub struct Derived {
     /// Time near full.
     pub pressure: Pressure,
-    /// Falls and regrowths.
+    /// How many flushes were found so far.
     pub flushes: u64,
     /// The last of them, in the order of time.
     recent_flushes: VecDeque<Flush>,
@@ -117,7 +117,7 @@ impl Join {
         }
     }
 
-    /// Until when the memory of every GPU that is sampled is known.
+    /// The time up to which memory is known on every GPU that is sampled and has had a reading.
     fn known_until_ns(&self) -> Option<i64> {
         let answering = self.gpus.iter().zip(self.rings.iter()).filter(|(gpu, _)| gpu.is_sampled());
         answering.filter_map(|(_, ring)| ring.newest_ns()).min()

@@ -43,7 +43,7 @@ impl Ledger {
         are_others
     }
 
-    /// Forgets ranks that have been silent for too long, and what was known of them.
+    /// Forgets ranks that ended a while ago or have been silent for too long, with their statistics.
     pub fn expire(&self, now_ns: i64) {
         let mut open = self.open();
         if open.expire(now_ns) {

@@ -137,7 +137,8 @@ impl Log {
         self.ranks.retain(|key, _| left.contains(key));
     }
 
-    /// Keeps what memory did in one that ended.
+    /// Adds a step, phase or layer that has ended: to its rank's statistics, its shelf and, except for layers, the
+    /// trail.
     pub fn record(&mut self, attributed: Attributed) {
         self.attributions.add(&attributed);
         let ended = &attributed.ended;

@@ -62,7 +62,8 @@ impl Attributed {
     }
 }
 
-/// Joins one ended phase with the memory of its GPUs, which have these UUIDs. The rings must have passed its end.
+/// Joins one ended phase with the memory of its GPUs, which have these UUIDs. Time that a ring has not reached, or no
+/// longer keeps, counts as a gap.
 #[must_use]
 pub fn attribute(ended: Ended, rings: &[ring::Reader], states: &[GpuState], uuids: &Arc<[String]>) -> Attributed {
     let gpus = ended.gpus.as_deref().unwrap_or_default().iter();

@@ -1,4 +1,5 @@
-//! Counters of the time that memory was near full: their differences are exact over any interval.
+//! Counters of the time that memory was nearly full. They are exact to the nanosecond, except that time which a ring
+//! drops before it is counted is lost, as is time while the GPU's size is unknown.
 
 use crate::ring;
 
@@ -26,7 +27,7 @@ impl Threshold {
     }
 }
 
-/// Time above each threshold of one GPU since the start. A gap counts for none.
+/// Time at or above each threshold of one GPU since the start. Time in gaps does not count.
 #[derive(Debug, Clone, Default)]
 pub struct Pressure {
     counted_until_ns: Option<i64>,

@@ -246,7 +246,9 @@ impl PhaseStats {
     }
 }
 
-/// Maxima of the recent past: a queue of falling values, at most one for each slot of time.
+/// Sliding-window maximum: a monotonic queue of falling values, at most one for each slot of [`SLOT_NS`]. A lower
+/// value in the slot of a higher one is dropped, so a maximum may leave a window early by one slot:
+/// [`WINDOW_SLACK_NS`] covers it.
 #[derive(Debug, Default)]
 struct RecentMax {
     falling: VecDeque<(i64, u64)>,

@@ -1,8 +1,8 @@
 //! Questions to a ring: any number of readers, none of which the writer notices.
 //!
-//! A reader is wait-free as well: it tries a walk twice at most. If the writer overtook it, the interval's begin is no longer
-//! kept, and the query returns [`QueryError::Overtaken`]. While the writer makes several changes at one and the same time,
-//! queries may differ in how many of them they return.
+//! A reader is wait-free as well: a query walks once, [`Reader::changes_from`] at most twice. If the writer overtook
+//! the walk, the interval's begin is no longer kept, and the query returns [`QueryError::Overtaken`]. While the writer
+//! makes several changes with the same timestamp, queries may differ in how many of them they return.
 
 use super::{
     QueryError,
@@ -134,9 +134,9 @@ impl Reader {
         self.walk(from_ns, to_ns, thinner, scan_through).map(Thinner::into_points)
     }
 
-    /// What [`points`](Self::points) and [`summary`](Self::summary) return, or with `through_end`
-    /// [`points_through`](Self::points_through) and [`summary_through`](Self::summary_through): of one walk, so that both
-    /// are of the same readings, and neither expires while the other is made.
+    /// The points and the summary of an interval in one walk, so that both are of the same readings. With
+    /// `through_end` as [`points_through`](Self::points_through) and [`summary_through`](Self::summary_through), else
+    /// as [`points`](Self::points) and [`summary`](Self::summary). It visits each change, so it takes linear time.
     ///
     /// # Errors
     /// See [`QueryError`].

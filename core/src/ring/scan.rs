@@ -103,8 +103,9 @@ fn walk_from(store: &Store, blocks: Range<u64>, from_ns: i64, until: Until, sink
     decode(store, last, Edges { after_ns: i64::MIN, before_ns, end_ns: to_ns }, sink)
 }
 
-/// The last block whose begin passes, where those that pass precede those that do not. A block that is no longer
-/// kept is earlier than any that is.
+/// The last of these blocks whose begin satisfies `passes`; `None` if none does. Binary search: blocks that satisfy it
+/// precede those that do not. A block that is no longer kept counts as one that does, because it is older than any
+/// kept.
 fn last_block(store: &Store, blocks: Range<u64>, passes: impl Fn(i64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (blocks.start, blocks.end);
     while low < high {

@@ -130,8 +130,8 @@ impl Part {
     }
 }
 
-/// What one GPU's used memory did in an interval: the value held at its begin counts, and every change after its
-/// begin and before its end; a change at the end does not.
+/// What one GPU's used memory did in an interval. The value held at its begin counts, and every change after its begin
+/// and before its end. A change at the end counts only in [`Reader::summary_through`](super::Reader::summary_through).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
     /// Begin of the interval, nanoseconds.
@@ -144,7 +144,8 @@ pub struct Summary {
     pub gap_ns: i64,
     /// Value held at the begin, bytes; `None` in a gap.
     pub first: Option<u64>,
-    /// Value held just before the end (of an instant: at it), bytes; `None` in a gap.
+    /// Value held just before the end, bytes; `None` in a gap. Of an instant, and of `summary_through`, the value at
+    /// it.
     pub last: Option<u64>,
     /// Lowest value, bytes; `None` where nothing was known.
     pub min: Option<u64>,

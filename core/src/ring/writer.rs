@@ -175,8 +175,8 @@ impl Writer {
         }
     }
 
-    /// A slot for the next block. Blocks that are older than the retention give theirs back first, so that a ring
-    /// that has become quiet shrinks again; if none is free at the cap, the oldest block is lost.
+    /// A slot for the next block. Slots of blocks that are past the retention are freed and used first, so that a
+    /// quiet ring touches no new pages. If none is free at the cap, the oldest block is evicted.
     fn claim_slot(&mut self, next_id: u64) -> u32 {
         for _ in 0..MOST_PAST_BLOCKS {
             if !self.oldest_is_past(next_id) {

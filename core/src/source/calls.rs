@@ -40,7 +40,8 @@ crate::labels! {
 pub const BOUNDS_S: &[f64] =
     &[1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
 
-/// Durations and failures of every call, written by the lanes and read by scrapes, without locks.
+/// Durations and failures of every call, written by the lanes and read by scrapes without locks. Only
+/// [`busy_ratio`](Self::busy_ratio) takes one.
 #[derive(Debug, Default)]
 pub struct CallStats {
     counted: Arc<Counted>,
@@ -88,7 +89,8 @@ impl CallStats {
         self.progress.load(Ordering::SeqCst)
     }
 
-    /// Makes one call, and records its duration and whether it failed. `None` means "not available".
+    /// Makes one call and records its duration. Any error returns `None`, and counts as a failure unless it is
+    /// [`Unsupported`](super::Error::Unsupported).
     pub fn time<T>(&self, call: Call, make: impl FnOnce() -> Result<T, super::Error>) -> Option<T> {
         self.time_all(call, make).ok()
     }
@@ -132,7 +134,8 @@ impl CallStats {
         self.counted.durations.iter().map(Histogram::sum_ns).sum()
     }
 
-    /// Share of wall time that all lanes together spent inside the driver, over the last full second.
+    /// Share of wall time that all lanes together spent inside the driver, between the last two updates, which are at
+    /// least a second apart. Above 1 if several lanes wait at once; `None` before the second update.
     #[must_use]
     pub fn busy_ratio(&self) -> Option<f64> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).ratio

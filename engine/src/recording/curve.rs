@@ -1,6 +1,7 @@
 //! Queries the memory of one GPU in a capture: points and a summary of an interval, thinned as a query of the ring is.
 
-use super::read::{ALWAYS, track};
+use super::part::ALWAYS;
+use super::read::track;
 use super::rows::RecordingReader;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::ring::{self, Points, Summary};

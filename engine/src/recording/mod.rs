@@ -11,6 +11,7 @@ mod folder;
 mod jobs;
 pub mod lines;
 mod meters;
+mod part;
 mod problem;
 mod profiles;
 mod read;
@@ -27,10 +28,11 @@ pub mod write;
 
 pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
 pub use lines::{Skipped, SkippedLines, printable, refuse, short};
+pub use part::Part;
 pub use problem::FileProblem;
 pub use profiles::{Head, MOST_PROFILES, MOST_RECORDS, Record as LayerRecord};
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
-pub use source::{Options, Part, Replay, refuse_part};
+pub use source::{Options, Replay, refuse_part};
 pub use state::State;
 pub use tape::{Allocation, Format, READING_NS, Times, is_too_long};
 

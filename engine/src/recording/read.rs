@@ -3,9 +3,9 @@
 
 use super::lines::refuse;
 use super::meters::Meters;
+use super::part::{ALWAYS, Part, Span, within};
 use super::problem::FileProblem;
 use super::rows::{RecordingReader, json, needed, number, real, text, word};
-use super::source::Part;
 use super::tape::{Format, Tape, Times, Words, is_too_long};
 use super::track::Track;
 use highwater_core::clock::SECOND_NS;
@@ -46,18 +46,6 @@ pub(super) fn tape(path: &Path, part: Part) -> Result<Tape, OpenError> {
     let times = file.times(part)?;
     let read = read(&mut file, times);
     read.map_err(|error| OpenError { message: format!("{}{}", error.message, file.hint(error.reason)), ..error })
-}
-
-/// Times of a file, nanoseconds of Unix time, from the first on and before the last.
-pub(super) type Span = (i64, i64);
-
-/// All times.
-pub(super) const ALWAYS: Span = (i64::MIN + 1, i64::MAX);
-
-/// The condition of a query that a row's time is one of these. Without a part there is none, so that a time that is no number is
-/// reported as such.
-fn within((from_ns, to_ns): Span) -> String {
-    if (from_ns, to_ns) == ALWAYS { "1".to_owned() } else { format!("at_ns >= {from_ns} AND at_ns < {to_ns}") }
 }
 
 fn read(file: &mut RecordingReader, times: Span) -> Result<Tape, OpenError> {

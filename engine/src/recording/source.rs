@@ -6,6 +6,7 @@
 
 use super::allocator::Allocator;
 use super::lines::{SkippedLines, refuse};
+use super::part::Part;
 use super::tape::{Allocation, Format, Tape};
 use super::track::Track;
 use super::{folder, read};
@@ -23,20 +24,6 @@ pub struct Options {
     pub shift_to_now: Option<i64>,
     /// Which part of it.
     pub part: Part,
-}
-
-/// A part of a recording. Times are nanoseconds since its begin.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Part {
-    /// Where it begins; `None` for the recording's begin.
-    pub from_ns: Option<i64>,
-    /// Where it ends; `None` for the recording's end.
-    pub until_ns: Option<i64>,
-}
-
-impl Part {
-    /// The whole recording.
-    pub const WHOLE: Self = Self { from_ns: None, until_ns: None };
 }
 
 /// Refuses to read a part of what can be read only as a whole.

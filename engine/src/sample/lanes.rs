@@ -279,6 +279,7 @@ pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], sto
     while !stop.load(Ordering::Relaxed) {
         match source.wait_event(EVENT_WAIT) {
             Ok(Some(DriverEvent::Xid { gpu, xid })) => {
+                failing = false;
                 let Some(gpu) = gpus.get(gpu) else { continue };
                 let now_ns = clock.now_ns();
                 gpu.count_xid(xid, now_ns);

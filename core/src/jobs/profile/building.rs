@@ -28,7 +28,7 @@ const LAYER_BYTES: &str = "bytes of layer profiles (two thirds of annotations.ma
 pub(in crate::jobs) struct Profiles {
     building: Option<Box<Building>>,
     whole: Option<Arc<Profile>>,
-    /// Whether the last record was refused, and nothing has changed since that could make room.
+    /// Whether the last record was refused for lack of room, and no step of the rank has begun or ended since.
     was_refused: bool,
 }
 
@@ -124,9 +124,10 @@ impl Profiles {
         self.was_refused
     }
 
-    /// Whether a record of this step comes after the end of its profile. While another step is open, that is a record of an
-    /// earlier step, or of the step of the whole profile. While no step is open, it is a record of the step of the whole profile,
-    /// unless another profile is being built.
+    /// Whether a record of this step is too late, because its profile has ended. `open` is the number of the open
+    /// step, if one is open. If it is another step, a record is late if its step is earlier, or already has the
+    /// complete profile. If no step is open, it is late if its step has the complete profile and no profile is being
+    /// built.
     pub fn is_late(&self, step: Option<u64>, open: Option<Option<u64>>) -> bool {
         let Some(number) = step else { return false };
         let is_done = self.whole.as_ref().is_some_and(|whole| whole.step == step);

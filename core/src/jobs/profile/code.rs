@@ -33,7 +33,8 @@ pub(super) struct Last {
     gathered_sum: u64,
 }
 
-/// A change of a size: if it is aligned, without the bits that are zero then.
+/// Appends a change of a size. A multiple of [`ALIGNMENT`] is stored as a count of it, shifted left by one; any other
+/// change follows a 1.
 fn put_size(encoded: &mut Vec<u8>, change: i64) {
     if change % ALIGNMENT == 0 {
         put(encoded, zigzag(change / ALIGNMENT) << 1);

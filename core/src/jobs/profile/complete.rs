@@ -58,7 +58,7 @@ pub struct Profile {
     pub begin_ns: i64,
     /// See above.
     pub end_ns: i64,
-    /// Records that were refused for lack of room.
+    /// Records of its step that are not in it: there was no room for them, or for the name of their layer.
     pub missing: u64,
     /// How many records it has.
     pub count: usize,
