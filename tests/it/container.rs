@@ -13,6 +13,7 @@ use crate::tools;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -116,10 +117,15 @@ fn every_base_image_is_pinned_by_digest() {
     }
 }
 
+/// One test at a time uses the storage: an image that one removes may take layers with it that another is building on ("layer not
+/// known").
+static STORAGE: Mutex<()> = Mutex::new(());
+
 /// Buildah with its storage under target/tools.
 struct Buildah {
     program: PathBuf,
     base: String,
+    _storage: MutexGuard<'static, ()>,
 }
 
 /// An image, removed when dropped: each is a copy of its base, 200 MB under target/tools.
@@ -140,6 +146,7 @@ impl Buildah {
         let buildah = Self {
             program: tools::find("buildah")?,
             base: format!("localhost/highwater-test-base:{}", tools::pinned("BASE_SUITE")),
+            _storage: STORAGE.lock().unwrap_or_else(PoisonError::into_inner),
         };
         if !rustix::process::geteuid().is_root() {
             tools::missing("buildah's chroot isolation needs root here");
