@@ -28,7 +28,9 @@ def failed_allocation(kind: Type[BaseException], error: Optional[BaseException])
     raises."""
     try:
         is_named = any(each.__name__ == _NAME for each in kind.__mro__)
-        text = str(error)[:_MOST_TEXT]
+        # What is no text yet is not converted: a tensor on a GPU would have to be waited for.
+        given = getattr(error, "args", None)
+        text = given[0][:_MOST_TEXT] if given and isinstance(given[0], str) else ""
         if not is_named and not text.startswith(_JAX):
             return None
         if getattr(error, _SEEN, False):

@@ -72,6 +72,22 @@ class Marks(Case):
         # It is of the phase and step in which it happened.
         self.assertEqual([event["event"] for event in events[:5]], ["begin", "begin", "mark", "end", "end"])
 
+    def test_an_exception_that_holds_a_tensor_of_a_gpu_is_not_read(self):
+        read = []
+
+        class Held(Tensor):
+            def __str__(self):
+                read.append("text")
+                return "tensor"
+
+            __repr__ = __str__
+
+        daemon = self.listen()
+        with self.assertRaises(ValueError), highwater.phase("forward"):
+            raise ValueError(Held(1, is_cuda=True))
+        self.sent(daemon, 2)
+        self.assertEqual(read, [])
+
     def test_an_exception_without_a_text_leaves_a_span_as_it_came(self):
         class OutOfMemoryError(RuntimeError):
             __str__ = Unprintable.__str__
