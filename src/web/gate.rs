@@ -1,7 +1,8 @@
 //! Checks every request before its handler: its `Host`, the rate of requests, and its user.
 //!
-//! Leaves: the handler's answer, or a problem, with the configured headers. A bearer token gives access only to annotations and requests for captures, and does so without a user. Absent
-//! on purpose: probes at their own listener, which are not checked.
+//! Leaves: the handler's answer, or a problem, with the configured headers. A bearer token gives access only to
+//! annotations and requests for captures, and does so without a user. Absent on purpose: probes at their own listener,
+//! which are not checked.
 
 use super::counts::{HttpStats, LogLimiter, Refused};
 use super::guard::{Entry, Guard, Rules};
