@@ -64,7 +64,8 @@ struct RankAnswer {
 struct RatiosAnswer {
     /// The last step's communication divided by the rank's own healthy baseline.
     comm_slowdown: Option<f64>,
-    /// The last step's work divided by the median of the ranks that are like it.
+    /// The last step's work divided by the median of the ranks that are like it; where that is not marked, how many times as long
+    /// the step took because the others waited for this rank.
     compute_lag: Option<f64>,
     /// Whether the last step could be compared with that of a rank that is like it; `false` is insufficient evidence.
     compared: Option<bool>,

@@ -5,12 +5,14 @@
   forward, by its host, by its data. Between them are healthy blocks, some with inputs of different lengths, and steps that are
   not judged. A late block is named if the daemon has a straggler of rank 1 with that reason in it; a healthy one is silent if it
   has none. The marks are by hand (data, forward, backward, optimizer, and none of communication), once with marks that wait for
-  the GPU and once with marks as the host sees them, or those of `highwater.torch.watch`.
+  the GPU and once with marks as the host sees them, or those of `highwater.torch.watch`. With `--healthy` nobody is late, and there
+  are also blocks in which rank 0 writes checkpoints, in which gradients are accumulated, and with an evaluation.
 - oom: a job runs out of memory and marks it; another is gone in the middle of a step on a full GPU and says nothing; a third runs
   out because a second process holds half of the GPU; a healthy one ends. Each must be reported so, and the last not at all.
 
     HIGHWATER=target/release/highwater python3 tests/gpu/culprits.py --blocks 20
     HIGHWATER=target/release/highwater python3 tests/gpu/culprits.py --only late --record corpus/
+    HIGHWATER=target/release/highwater python3 tests/gpu/culprits.py --healthy --record corpus/ --blocks 8 --model 1536 12
 
 With `--record` the first part is recorded by `highwater record`, whose detectors look on as a daemon's do, and each recording gets
 its truth.json; `highwater replay-eval` then judges it, here and after a change of the rules.
@@ -27,6 +29,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +39,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recorder import Recorder, measure, printed, start, stretch
+from recorder import Recorder, interrupted, measure, printed, start, stretch
 
 STEPS = 30
 # Steps after each block that are not judged: the daemon looks at ten at a time.
@@ -57,9 +60,12 @@ BEFORE_NS = 1_500_000_000
 MARKS = {"wait": "marks that wait", "run on": "marks that run on", "watch": "marks of watch"}
 
 
-def blocks(count: int, seed: int) -> list[str]:
-    """The blocks in the order of their turn: each kind so often, and half as many healthy ones of each of two kinds."""
-    kinds = [*REASONS] * count + ["healthy", "lengths"] * count
+HEALTHY = ("healthy", "lengths", "checkpoint", "accumulation", "evaluation")
+
+
+def blocks(count: int, seed: int, is_healthy: bool) -> list[str]:
+    """The blocks in the order of their turn: of each kind this many."""
+    kinds = [*HEALTHY] * count if is_healthy else [*REASONS] * count + ["healthy", "lengths"] * count
     random.Random(seed).shuffle(kinds)
     return kinds
 
@@ -126,39 +132,59 @@ def train(kinds: list[str], marks: str, parallel: str) -> None:
 
     step = 0
 
-    def one(kind: str) -> None:
+    def passes() -> None:
+        with phase("data"):
+            inputs = next(inputs_of)
+            finish()
+        with phase("forward"):
+            with torch.autocast("cuda", torch.bfloat16):
+                output = model(inputs)
+            loss = output.float().square().mean()
+            loss.register_hook(in_backward)
+            finish()
+        with phase("backward"):
+            loss.backward()
+            finish()
+
+    def besides(kind: str, at: int) -> None:
+        """What some steps of a healthy block do after their update."""
+        if kind == "checkpoint" and at % 10 == 5 and rank == 0:
+            with phase("checkpoint"), tempfile.TemporaryFile() as file:
+                torch.save([part.to_local() if hasattr(part, "to_local") else part for part in model.parameters()], file)
+        if kind == "evaluation" and at % 15 == 10:
+            with phase("evaluation"), torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+                for _ in range(6):
+                    model(next(inputs_of))
+                finish()
+
+    def one(kind: str, at: int = 0) -> None:
         nonlocal step
         late["kind"] = kind
         with highwater.step(step) if by_hand else contextlib.nullcontext():
-            with phase("data"):
-                inputs = next(inputs_of)
-                finish()
-            with phase("forward"):
-                with torch.autocast("cuda", torch.bfloat16):
-                    output = model(inputs)
-                loss = output.float().square().mean()
-                loss.register_hook(in_backward)
-                finish()
-            with phase("backward"):
-                loss.backward()
-                finish()
+            for _ in range(3 if kind == "accumulation" else 0):
+                with unsynchronised(model, parallel):
+                    passes()
+            passes()
             with phase("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
                 finish()
+            besides(kind, at)
             torch.cuda.synchronize()
         step += 1
 
+    is_healthy = not set(kinds) & set(REASONS)
     for _ in range(25):
         one("healthy")
     for kind in kinds:
         begin_ns = time.time_ns()
-        for _ in range(STEPS):
-            one(kind)
+        for at in range(STEPS):
+            one(kind, at)
         end_ns = time.time_ns()
         if rank == 0:
             print(json.dumps({"kind": kind, "begin_ns": begin_ns, "end_ns": end_ns}), flush=True)
-        for _ in range(BETWEEN):
+        # Of healthy blocks all is judged.
+        for _ in range(0 if is_healthy else BETWEEN):
             one("healthy")
     if watched is not None:
         watched.close()
@@ -177,6 +203,18 @@ def spread(model: Any, parallel: str, rank: int) -> Any:
     for block in model:
         fully_shard(block)
     return fully_shard(model)
+
+
+@contextlib.contextmanager
+def unsynchronised(model: Any, parallel: str) -> Iterator[None]:
+    """Passes whose gradients are only added up."""
+    if parallel == "ddp":
+        with model.no_sync():
+            yield
+        return
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)
 
 
 class Endless:
@@ -268,17 +306,21 @@ def late(daemon: measure.Daemon | Recorder, kinds: list[str], how: str, parallel
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_NVLS_ENABLE": "0"}
     job, train = f"{parallel}-{how}", ["--train", ",".join(kinds), how, parallel]
     ranks = [start(__file__, daemon, job, *train, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
-    for block in printed(ranks[0]):
-        if isinstance(daemon, Recorder):
-            yield block
-            continue
-        # The detectors look at a step a tenth of a second after its end.
-        time.sleep(0.3)
-        said = [one for one in findings(daemon) if one["finding"] == "straggler" and one["severity"] != "info" and one["job"] == job]
-        block["said"] = [one for one in said if block["begin_ns"] <= one["seen_unix_nano"]]
-        yield block
-    if any(rank.wait(60) for rank in ranks):
-        raise SystemExit("a rank failed")
+    try:
+        for block in printed(ranks[0]):
+            if isinstance(daemon, Recorder):
+                yield block
+                continue
+            # The detectors look at a step a tenth of a second after its end.
+            time.sleep(0.3)
+            of_job = [one for one in findings(daemon) if one["finding"] == "straggler" and one["job"] == job]
+            seen = [one for one in of_job if one["severity"] != "info" and block["begin_ns"] <= one["seen_unix_nano"]]
+            yield {**block, "said": seen}
+        if any(rank.wait(60) for rank in ranks):
+            raise SystemExit("a rank failed")
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def judge_late(daemon: measure.Daemon, kinds: list[str], how: str, parallel: str) -> list[tuple[str, str, bool]]:
@@ -307,9 +349,14 @@ def record_late(binary: Path, folder: Path, kinds: list[str], how: str, parallel
     """Records the blocks, writes what is true of them, and judges what the detectors say of the recording."""
     folder.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(binary, folder)
-    blocks = list(late(recorder, kinds, how, parallel))
-    recorder.stop()
-    write_truth(folder, blocks, how, parallel)
+    blocks: list[dict[str, Any]] = []
+    try:
+        blocks.extend(late(recorder, kinds, how, parallel))
+    finally:
+        # What was recorded until then is worth keeping.
+        recorder.stop()
+        if blocks:
+            write_truth(folder, blocks, how, parallel)
     return judge_recording(binary, folder, blocks, f"{parallel}, {MARKS[how]}")
 
 
@@ -317,8 +364,10 @@ def write_truth(folder: Path, blocks: list[dict[str, Any]], how: str, parallel: 
     """The truth of a recording: rank 1 is late in some blocks, and nothing is judged between blocks."""
     times = [(block["begin_ns"], block["end_ns"]) for block in blocks]
     between = [(None, times[0][0]), *((end, begin) for (_, end), (begin, _) in itertools.pairwise(times)), (times[-1][1], None)]
+    is_healthy = not {block["kind"] for block in blocks} & set(CAUSES)
+    what = f"{'nobody' if is_healthy else 'rank 1'} is late in blocks of {STEPS} steps"
     truth = {
-        "about": f"two ranks under {parallel}, {MARKS[how]}; rank 1 is late in blocks of {STEPS} steps (tests/gpu/culprits.py)",
+        "about": f"two ranks under {parallel}, {MARKS[how]}; {what} (tests/gpu/culprits.py)",
         "model": {"width": os.environ["WIDTH"], "depth": os.environ["DEPTH"], "lateness": os.environ["LATENESS"]},
         "blocks": [{key: block[key] for key in ("kind", "begin_ns", "end_ns")} for block in blocks],
         "findings": [
@@ -345,7 +394,7 @@ def write_truth(folder: Path, blocks: list[dict[str, Any]], how: str, parallel: 
             for block in blocks
             if block["kind"] == "data"
         ],
-        "unjudged": [stretch(begin_ns, end_ns) for begin_ns, end_ns in between],
+        "unjudged": [stretch(begin_ns, end_ns) for begin_ns, end_ns in (between[::len(times)] if is_healthy else between)],
     }
     (folder / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
 
@@ -412,6 +461,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=20, help="blocks of each kind")
     parser.add_argument("--only", choices=["late", "oom"])
+    parser.add_argument("--healthy", action="store_true", help="only healthy blocks, of five kinds, in the first part")
     parser.add_argument("--marks", choices=MARKS, action="append", help="only these marks; may be repeated")
     parser.add_argument("--parallel", choices=["ddp", "fsdp2"], action="append", help="only this; may be repeated")
     parser.add_argument("--seed", type=int, default=7, help="another order of the blocks")
@@ -431,21 +481,23 @@ def main() -> int:
     if options.hold:
         hold(options.hold)
         return 0
+    signal.signal(signal.SIGTERM, interrupted)
     rows: list[tuple[str, str, bool]] = []
     binary = Path(os.environ.get("HIGHWATER", "highwater"))
-    kinds = blocks(options.blocks, options.seed)
+    kinds = blocks(options.blocks, options.seed, options.healthy)
     os.environ.update(WIDTH=str(options.model[0]), DEPTH=str(options.model[1]), LATENESS=str(options.lateness))
     jobs = [] if options.only == "oom" else list(itertools.product(options.parallel or ["ddp", "fsdp2"], options.marks or MARKS))
     if options.record:
         for parallel, how in jobs:
-            folder = options.record / f"late-{parallel}-{how.replace(' ', '-')}"
+            folder = options.record / f"{'healthy' if options.healthy else 'late'}-{parallel}-{how.replace(' ', '-')}"
             rows += record_late(binary, folder, kinds, how, parallel)
         jobs = []
-    if jobs or options.only != "late":
+    is_late_only = options.only == "late" or options.healthy
+    if jobs or not is_late_only:
         with tempfile.TemporaryDirectory() as name:
             daemon = measure.Daemon(binary, Path(name))
             daemon.wait_sampling()
-            if options.only != "late":
+            if not is_late_only:
                 rows += judge_memory(daemon)
             for parallel, how in jobs:
                 rows += judge_late(daemon, kinds, how, parallel)

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from culprits import Endless, Model
-from recorder import ROOT, Recorder, printed, start, stretch
+from recorder import ROOT, Recorder, interrupted, printed, start, stretch
 
 sys.path.insert(0, str(ROOT / "benches" / "gpu" / "record"))
 
@@ -434,12 +434,6 @@ def write_truth(folder: Path, kind: str, blocks: list[dict[str, Any]], options: 
         "unjudged": [stretch(begin_ns, end_ns) for begin_ns, end_ns in between],
     }
     (folder / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
-
-
-def interrupted(number: int, _: Any) -> None:
-    """Ends the recording, once: a limit of time may signal the whole group, and again."""
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 KINDS = ("flush", "stall", "growth", "oom")

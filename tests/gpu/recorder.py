@@ -55,6 +55,12 @@ def printed(job: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in job.stdout or [] if line.startswith("{"))
 
 
+def interrupted(number: int, _: Any) -> None:
+    """Ends the recording, once: a limit of time may signal the whole group, and again."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def stretch(begin_ns: int | None, end_ns: int | None) -> dict[str, int]:
     """A stretch of time as truth.json has it. One without a begin or an end is the recording's."""
     times = {"begin_unix_nano": begin_ns, "end_unix_nano": end_ns}

@@ -37,7 +37,7 @@ crate::labels! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Worth knowing; nothing is lost.
+    /// Worth knowing: brief, usual, or not yet known to last.
     Info,
     /// Time or money is being lost.
     Warning,

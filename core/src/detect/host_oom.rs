@@ -80,10 +80,9 @@ fn why(oom: &HostOom) -> String {
             format!(" The rank's process {pid} then ended by itself: it was another, such as one of its data loader.")
         }
         (Some(true), None, Some(pid)) => format!(" The rank's process {pid} ended at that time."),
-        (None, Some(false), Some(pid)) => {
-            format!(
-                " It was not the rank's process {pid}, which closed its connection then: one of its data loader, for example."
-            )
+        (None, Some(false), _) => {
+            " It was not the rank's process, which closed its connection then: one of its data loader, for example."
+                .to_owned()
         }
         (Some(false), ..) => " The rank's process goes on: it was another, such as one of its data loader.".to_owned(),
         _ => String::new(),
@@ -112,6 +111,7 @@ mod tests {
         HostOom {
             count,
             at_ns: SECOND_NS,
+            ago_ns: 0,
             step: Some(12),
             phase: Some("data".into()),
             gpus: [0].into(),
@@ -184,7 +184,7 @@ mod tests {
         assert!(sign.severity == Severity::Critical && sign.text.why.contains("7 then ended by itself"), "{sign:?}");
         let closes = HostOom { is_own: Some(false), has_ended: None, ..oom(4) };
         let [sign] = look(&mut hand, &mut detector, Some(closes)).try_into().expect("one");
-        assert!(sign.severity == Severity::Critical && sign.text.why.contains("7, which closed"), "{sign:?}");
+        assert!(sign.severity == Severity::Critical && sign.text.why.contains("process, which closed"), "{sign:?}");
         let marked = HostOom { count: 5, at_ns: 0, ..HostOom::default() };
         let [sign] = look(&mut hand, &mut detector, Some(marked)).try_into().expect("one");
         assert_eq!(

@@ -56,6 +56,8 @@ pub(super) struct Hosts(Mutex<BTreeMap<RankKey, Suspect>>);
 struct Suspect {
     pid: u32,
     asked_ns: i64,
+    /// When it was last to be read, whether that succeeded or not.
+    tried_ns: Option<i64>,
     readings: VecDeque<HostWaits>,
 }
 
@@ -78,15 +80,20 @@ impl Hosts {
             };
             suspects.remove(&oldest);
         }
-        suspects.insert(key.clone(), Suspect { pid, asked_ns: now_ns, readings: VecDeque::new() });
+        suspects.insert(key.clone(), Suspect { pid, asked_ns: now_ns, tried_ns: None, readings: VecDeque::new() });
     }
 
     /// The ranks whose processes are to be read now, with these: each about once a second.
     pub fn wanted(&self, now_ns: i64) -> Vec<(RankKey, u32)> {
         let mut suspects = self.lock();
         suspects.retain(|_, known| now_ns - known.asked_ns <= HOLD_NS);
-        let is_due = |known: &Suspect| known.readings.back().is_none_or(|last| now_ns - last.at_ns >= PERIOD_NS);
-        suspects.iter().filter(|(_, known)| is_due(known)).map(|(key, known)| (key.clone(), known.pid)).collect()
+        let is_due = |known: &Suspect| known.tried_ns.is_none_or(|tried_ns| now_ns - tried_ns >= PERIOD_NS);
+        let due = suspects.iter_mut().filter(|(_, known)| is_due(known));
+        due.map(|(key, known)| {
+            known.tried_ns = Some(now_ns);
+            (key.clone(), known.pid)
+        })
+        .collect()
     }
 
     /// Takes a reading of a rank's process.
@@ -159,7 +166,8 @@ mod tests {
         let shares = WaitShares { cpu: Some(0.4), is_limited: true, ..WaitShares::default() };
         assert_eq!(hosts.shares(&key("1", 0)), Some(shares), "what was not read twice is not known");
         let is_read_at = |ms: i64| !hosts.wanted(ms * MILLISECOND_NS).is_empty();
-        assert!(!is_read_at(13_499) && is_read_at(13_500), "once a second");
+        assert!(is_read_at(12_500) && !is_read_at(13_499), "once a second");
+        assert!(is_read_at(13_500) && !is_read_at(13_600), "and no sooner though it could not be read");
         // Another process: its totals are not the same.
         hosts.want(&key("1", 0), 8, 0);
         assert_eq!(hosts.shares(&key("1", 0)), None);
@@ -168,13 +176,14 @@ mod tests {
     #[test]
     fn who_has_most_gives_one_up_and_what_is_not_asked_for_is_forgotten() {
         let hosts = Hosts::default();
-        let of = |user: &str| hosts.wanted(0).iter().filter(|(it, _)| it.0 == key(user, 0).0).count();
+        let of = |user: &str| hosts.lock().keys().filter(|it| it.0 == key(user, 0).0).count();
         (0..20).for_each(|rank| hosts.want(&key("1", rank), rank, 0));
         assert_eq!(of("1"), MOST_SUSPECTS);
         (0..20).for_each(|rank| hosts.want(&key("2", rank), rank, 0));
         hosts.want(&key("3", 0), 1, SECOND_NS);
         assert_eq!([of("1"), of("2"), of("3")], [4, 3, 1]);
         assert_eq!(hosts.wanted(HOLD_NS + SECOND_NS).len(), 1);
-        assert!(hosts.wanted(HOLD_NS + SECOND_NS + 1).is_empty());
+        hosts.wanted(HOLD_NS + SECOND_NS + 1);
+        assert!(hosts.lock().is_empty());
     }
 }

@@ -9,13 +9,23 @@ const STEADY_SPREAD: f64 = 0.5;
 pub(super) const STEPS: usize = 20;
 const LAGGING_STEPS: usize = 15;
 
-/// By how much something lagged in each of its last steps, 1 where it did not, and when the step began.
+/// The last steps of something that may lag.
 #[derive(Debug, Default)]
-pub(super) struct Lags(VecDeque<(f64, i64)>);
+pub(super) struct Lags(VecDeque<LagStep>);
+
+/// A step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LagStep {
+    /// By how much it lagged, 1 if it did not.
+    pub ratio: f64,
+    pub begin_ns: i64,
+    /// What the lag cost in it, as far as it is not reported yet, nanoseconds.
+    pub lost_ns: i64,
+}
 
 impl Lags {
-    pub fn push(&mut self, ratio: f64, begin_ns: i64) {
-        self.0.push_back((ratio, begin_ns));
+    pub fn push(&mut self, step: LagStep) {
+        self.0.push_back(step);
         while self.0.len() > STEPS {
             self.0.pop_front();
         }
@@ -26,11 +36,11 @@ impl Lags {
     }
 
     pub fn is_lasting(&self) -> bool {
-        let lagging = self.0.iter().filter(|(ratio, _)| *ratio > 1.0).count();
+        let lagging = self.0.iter().filter(|step| step.lags()).count();
         if lagging >= LAGGING_STEPS {
             return true;
         }
-        let last: Vec<f64> = self.0.iter().rev().take(STEADY_STEPS).map(|(ratio, _)| *ratio).collect();
+        let last: Vec<f64> = self.0.iter().rev().take(STEADY_STEPS).map(|step| step.ratio).collect();
         let (least, most) =
             last.iter().fold((f64::MAX, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
         #[allow(clippy::cast_precision_loss, reason = "five steps")]
@@ -41,12 +51,24 @@ impl Lags {
     /// When the lag began: with the earliest known step that lags and from which on three of four do.
     pub fn onset_ns(&self) -> Option<i64> {
         let mut lagging = 0;
-        let from_newest = self.0.iter().rev().zip(1..).filter_map(|((ratio, begin_ns), steps)| {
-            let lags = *ratio > 1.0;
-            lagging += usize::from(lags);
-            (lags && lagging * STEPS >= steps * LAGGING_STEPS).then_some(*begin_ns)
+        let from_newest = self.0.iter().rev().zip(1..).filter_map(|(step, steps)| {
+            lagging += usize::from(step.lags());
+            (step.lags() && lagging * STEPS >= steps * LAGGING_STEPS).then_some(step.begin_ns)
         });
         from_newest.last()
+    }
+
+    /// What the lag has cost since its onset and was not taken before, nanoseconds.
+    pub fn take_lost_ns(&mut self) -> i64 {
+        let onset_ns = self.onset_ns().unwrap_or(i64::MAX);
+        let since = self.0.iter_mut().filter(|step| step.begin_ns >= onset_ns);
+        since.map(|step| std::mem::take(&mut step.lost_ns)).fold(0, i64::saturating_add)
+    }
+}
+
+impl LagStep {
+    fn lags(self) -> bool {
+        self.ratio > 1.0
     }
 }
 
@@ -56,7 +78,7 @@ mod tests {
 
     /// Steps that begin at 0, 1, 2 and so on.
     fn lags(ratios: &[f64]) -> Lags {
-        Lags(ratios.iter().copied().zip(0..).collect())
+        Lags(ratios.iter().zip(0..).map(|(ratio, begin_ns)| LagStep { ratio: *ratio, begin_ns, lost_ns: 10 }).collect())
     }
 
     #[test]
@@ -66,8 +88,16 @@ mod tests {
         assert_eq!(onset(&[1.3, 1.0, 1.0, 1.3, 1.3, 1.3]), Some(3), "once before, by chance");
         assert_eq!(onset(&[1.0, 1.3, 1.0, 1.3, 1.3, 1.3]), Some(1));
         let mut long = Lags::default();
-        (0..50).for_each(|nth| long.push(1.3, nth));
+        (0..50).for_each(|nth| long.push(LagStep { ratio: 1.3, begin_ns: nth, lost_ns: 0 }));
         assert_eq!(long.onset_ns(), Some(30), "as far as is known");
+    }
+
+    #[test]
+    fn what_a_lag_costs_is_taken_once_from_its_onset_on() {
+        let mut lags = lags(&[1.3, 1.0, 1.0, 1.3, 1.3, 1.3]);
+        assert_eq!((lags.take_lost_ns(), lags.take_lost_ns()), (30, 0));
+        lags.push(LagStep { ratio: 1.3, begin_ns: 6, lost_ns: 4 });
+        assert_eq!(lags.take_lost_ns(), 4);
     }
 
     #[test]

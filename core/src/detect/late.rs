@@ -23,7 +23,7 @@ mod tests;
 
 use super::detector::Ratios;
 use super::finding::{LagCause, Sign};
-use super::lasting::Lags;
+use super::lasting::{LagStep, Lags};
 use super::peers::{Group, Member};
 use super::steps::is_one_of;
 use super::view::{View, ratio};
@@ -66,9 +66,10 @@ pub(super) struct Late {
 struct Known {
     /// By how much a phase that peers waited for made each step longer.
     recent: Lags,
-    /// The slowdown, as a ratio, that it caused in the step judged last; `None` if it is not the late rank of that
-    /// step. The rule by the GPUs gives one only in the step that ends a block.
-    slowdown: Option<f64>,
+    /// The slowdown, as a ratio, that it caused by the marks in the step judged last, and by the GPUs in the block judged last;
+    /// `None` if it was not the late rank of it.
+    by_marks: Option<f64>,
+    by_device: Option<f64>,
     /// How long Python's garbage collector stopped it in the steps of the block, nanoseconds.
     collected_ns: i64,
     /// The end of the last step in which the marks showed it to be late. The rule by the GPUs does not report it for a
@@ -95,9 +96,10 @@ impl Late {
 
     /// Adds by how much each rank made the last step longer.
     pub fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
-        for (key, known) in self.ranks.iter().filter(|(_, known)| known.slowdown.is_some()) {
-            let ratios = out.entry(key.clone()).or_default();
-            ratios.compute_lag = ratios.compute_lag.or(known.slowdown);
+        for (key, known) in &self.ranks {
+            if let Some(slowdown) = known.by_marks.or(known.by_device) {
+                out.entry(key.clone()).or_default().compute_lag.get_or_insert(slowdown);
+            }
         }
     }
 
@@ -107,13 +109,18 @@ impl Late {
         let Some(job) = group.step().map(|step| step.key.0.clone()) else { return false };
         for member in &group.members {
             if let Some(known) = self.ranks.get_mut(&member.step.key) {
-                known.slowdown = None;
+                known.by_marks = None;
             }
         }
         if !are_comparable(view, group) {
             // What the GPUs did in it does not belong to the block.
             if let Some(block) = self.jobs.get_mut(&job) {
                 block.lengths_ns.clear();
+            }
+            for member in &group.members {
+                if let Some(known) = self.ranks.get_mut(&member.step.key) {
+                    known.by_device = None;
+                }
             }
             return false;
         }
@@ -130,10 +137,11 @@ impl Late {
             }
             _ => found,
         });
+        let is_by_marks = by_marks.is_some();
         for found in by_marks.into_iter().chain(by_device).take(1).map(|found| found.on_host(view)) {
             let slowdown = ratio(found.step_ns, found.step_ns - found.lag_ns);
             if let Some(known) = self.ranks.get_mut(&found.member.step.key) {
-                known.slowdown = slowdown;
+                *(if is_by_marks { &mut known.by_marks } else { &mut known.by_device }) = slowdown;
             }
             signs.push(found.sign(view, slowdown, group.members.len() - 1));
         }
@@ -152,12 +160,13 @@ impl Late {
         for (member, found) in group.members.iter().zip(&late) {
             let slowdown = found.as_ref().and_then(|found| ratio(found.step_ns, found.step_ns - found.lag_ns));
             let recent = &mut self.ranks.entry(member.step.key.clone()).or_default().recent;
-            recent.push(slowdown.unwrap_or(1.0), member.step.begin_ns);
+            let lost_ns = found.as_ref().map_or(0, |found| found.lost_ns);
+            recent.push(LagStep { ratio: slowdown.unwrap_or(1.0), begin_ns: member.step.begin_ns, lost_ns });
         }
         let since = |found: Found<'a>| {
-            let recent = &self.ranks.get(&found.member.step.key)?.recent;
+            let recent = &mut self.ranks.get_mut(&found.member.step.key)?.recent;
             let begin_ns = recent.onset_ns().unwrap_or(found.begin_ns);
-            recent.is_lasting().then_some(Found { begin_ns, ..found })
+            recent.is_lasting().then(|| Found { begin_ns, lost_ns: recent.take_lost_ns(), ..found })
         };
         let mut lasting = late.into_iter().flatten().filter_map(since);
         lasting.next().filter(|_| lasting.next().is_none())
@@ -165,6 +174,57 @@ impl Late {
 
     /// The one rank that enough blocks of steps in a row show to be late by what the GPUs did.
     fn judge_device<'a>(&mut self, view: &View<'_>, group: &'a Group<'_>, job: &JobId) -> Option<Found<'a>> {
+        let (begin_ns, end_ns) = self.add(group, job)?;
+        let means: Option<Vec<Mean>> =
+            group.members.iter().map(|member| self.readings.mean_of(view, member, (begin_ns, end_ns))).collect();
+        let block = self.jobs.get_mut(job)?;
+        let weight = if is_even(&mut block.lengths_ns) { EVEN_WEIGHT } else { 1 };
+        block.lengths_ns.clear();
+        let late = match means.map_or(Verdict::Unclear, |means| device::judge(view, group, &means, block)) {
+            Verdict::Late(found) => Some(found),
+            Verdict::Even => {
+                block.healthy_ns.push_front(block.step_ns);
+                block.healthy_ns.truncate(HEALTHY_BLOCKS);
+                None
+            }
+            // A block that shows nothing neither ends a run nor is a healthy one.
+            Verdict::Unclear if block.run.as_ref().is_some_and(|run| end_ns - run.end_ns <= UNCLEAR_NS) => return None,
+            Verdict::Unclear => None,
+        };
+        for member in &group.members {
+            if let Some(known) = self.ranks.get_mut(&member.step.key) {
+                known.by_device = None;
+            }
+        }
+        let Some((found, cause)) = late.and_then(|found| found.cause.map(|cause| (found, cause))) else {
+            block.run = None;
+            return None;
+        };
+        let key = &found.member.step.key;
+        if let Some(pid) = view.rank(key).and_then(|rank| rank.pid).filter(|_| cause == LagCause::Host) {
+            view.hosts.want(key, pid, view.now_ns);
+        }
+        let before = block.run.take().filter(|run| run.key == *key);
+        let run = block.run.insert(before.unwrap_or_else(|| Run::new(key, begin_ns)));
+        run.add(cause, weight, end_ns, found.lost_ns);
+        if run.weight < ENOUGH || run.cause() != Some(cause) {
+            return None;
+        }
+        let lost_ns = std::mem::take(&mut run.lost_ns);
+        // The marks know the reason better than the GPUs do.
+        let named_ns = self.ranks.get(key).and_then(|known| known.named_ns);
+        if named_ns.is_some_and(|named_ns| named_ns > begin_ns) {
+            return None;
+        }
+        let steps = i64::try_from(block.steps).unwrap_or(i64::MAX).max(1);
+        let collected_ns =
+            |member: &Member<'_>| self.ranks.get(&member.step.key).map_or(0, |known| known.collected_ns / steps);
+        // After the verdict, which holds though the garbage collector runs in some blocks only.
+        Some(Found { begin_ns: run.since_ns, lost_ns, ..found.explained(group, collected_ns) })
+    }
+
+    /// Adds a step to the block of its job. Returns the begin and end of the block once it is long enough to be judged.
+    fn add(&mut self, group: &Group<'_>, job: &JobId) -> Option<(i64, i64)> {
         let begin_ns = group.members.iter().map(|member| member.step.begin_ns).min()?;
         let end_ns = group.members.iter().map(|member| member.step.end_ns).max()?;
         let block = self.jobs.entry(job.clone()).or_default();
@@ -179,55 +239,10 @@ impl Late {
             (block.begin_ns, block.first) = (begin_ns, group.step().and_then(|step| step.number));
         }
         block.lengths_ns.push(end_ns - begin_ns);
-        block.step_ns = (end_ns - block.begin_ns) / i64::try_from(block.lengths_ns.len()).unwrap_or(i64::MAX);
         block.steps = block.lengths_ns.len();
-        let is_long = block.lengths_ns.len() >= BLOCK_STEPS && end_ns - block.begin_ns >= BLOCK_NS;
-        if !is_long && block.lengths_ns.len() < MOST_STEPS {
-            return None;
-        }
-        let (begin_ns, is_even) = (block.begin_ns, is_even(&mut block.lengths_ns));
-        block.lengths_ns.clear();
-        let means: Option<Vec<Mean>> =
-            group.members.iter().map(|member| self.readings.mean_of(view, member, (begin_ns, end_ns))).collect();
-        let block = self.jobs.get_mut(job)?;
-        let verdict = means.map_or(Verdict::Unclear, |means| device::judge(view, group, &means, block));
-        let found = match verdict {
-            Verdict::Late(found) => Some(found),
-            Verdict::Even => {
-                block.healthy_ns.push_front(block.step_ns);
-                block.healthy_ns.truncate(HEALTHY_BLOCKS);
-                None
-            }
-            // A block that shows nothing neither ends a run nor is a healthy one.
-            Verdict::Unclear => {
-                block.run = block.run.take().filter(|run| end_ns - run.end_ns <= UNCLEAR_NS);
-                return None;
-            }
-        };
-        let verdict = found.as_ref().and_then(|found| Some((&found.member.step.key, found.cause?)));
-        if let Some((key, LagCause::Host)) = verdict
-            && let Some(pid) = view.rank(key).and_then(|rank| rank.pid)
-        {
-            view.hosts.want(key, pid, view.now_ns);
-        }
-        block.run = verdict.map(|(key, cause)| {
-            let before = block.run.take().filter(|run| run.key == *key);
-            let mut run = before.unwrap_or_else(|| Run::new(key, begin_ns));
-            run.add(cause, if is_even { EVEN_WEIGHT } else { 1 }, end_ns);
-            run
-        });
-        // After the verdict, which holds though the garbage collector runs in some blocks only.
-        let steps = i64::try_from(block.steps).unwrap_or(i64::MAX).max(1);
-        let collected_ns =
-            |member: &Member<'_>| self.ranks.get(&member.step.key).map_or(0, |known| known.collected_ns / steps);
-        let run = block.run.as_ref().filter(|run| run.weight >= ENOUGH)?;
-        // The marks know the reason better than the GPUs do.
-        let is_named = |found: &Found<'_>| {
-            let known = self.ranks.get(&found.member.step.key);
-            known.and_then(|known| known.named_ns).is_some_and(|named_ns| named_ns > begin_ns)
-        };
-        let found = found.filter(|found| found.cause == run.cause() && !is_named(found));
-        found.map(|found| Found { begin_ns: run.since_ns, ..found.explained(group, collected_ns) })
+        block.step_ns = (end_ns - block.begin_ns) / i64::try_from(block.steps).unwrap_or(i64::MAX);
+        let is_long = block.steps >= BLOCK_STEPS && end_ns - block.begin_ns >= BLOCK_NS;
+        (is_long || block.steps >= MOST_STEPS).then_some((block.begin_ns, end_ns))
     }
 }
 

@@ -52,7 +52,7 @@ impl Default for Settings {
             enabled: true,
             comm_phases: vec!["comm".to_owned()],
             data_phases: vec!["data".to_owned()],
-            refill_phases: vec!["checkpoint".to_owned(), "eval".to_owned()],
+            refill_phases: ["checkpoint", "eval", "evaluation", "validation"].map(str::to_owned).to_vec(),
             // On an H200 NCCL takes 0.9 GiB for a process's first communicator and 0.5 GiB for each further one.
             headroom_bytes: 1 << 30,
             critical_headroom_bytes: 512 << 20,

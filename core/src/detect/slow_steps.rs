@@ -1,16 +1,17 @@
 //! `slow_steps`: the steps of a job take longer than before, whatever the cause.
 //!
-//! A step of a rank is compared with the rank's last [`STEPS`] usual steps. It is reported at once if it is far longer than
+//! A step of a rank is compared with the rank's last [`STEPS`] usual steps in which its phases come as many times: a step that
+//! accumulates the gradients of four batches is no slow step of one. It is reported at once if it is far longer than
 //! these, and otherwise with the third in a row that is longer than each of them, or the fifth that is longer than all but two. The
 //! detectors of causes need some seconds more. The finding is one for a job, once at least half of its
-//! ranks are slow: ranks of a job wait for each other. Steps that checkpoint or evaluate are left out. A step that does not end is
-//! reported while it is open. After an hour, the new length is the usual one.
+//! ranks are slow: ranks of a job wait for each other. Steps that checkpoint or evaluate are left out, and so are those of other ranks at
+//! that time, which wait for them. A step that does not end is reported while it is open. After an hour, the new length is the usual one.
 
 use super::detector::{Detector, Looked, Trouble};
 use super::finding::{
     Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, capitalized, seconds,
 };
-use super::steps::{Step, title};
+use super::steps::{Step, is_one_of, title};
 use super::view::{OpenStep, RankNow, View, ratio};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::jobs::JobId;
@@ -42,6 +43,8 @@ const OPEN_MOST_NS: i64 = 600 * SECOND_NS;
 /// What has lasted for this long is a warning, and what has lasted for `USUAL_NS` is the usual length from then on.
 const LASTING_NS: i64 = 10 * SECOND_NS;
 const USUAL_NS: i64 = 3600 * SECOND_NS;
+/// Kinds of steps of a rank whose lengths are known, by how many times their phases come.
+const MOST_KINDS: usize = 2;
 /// Phases of a rank whose usual time is known.
 const MOST_PHASES: usize = 8;
 /// Weight of a new step in a phase's usual time.
@@ -50,13 +53,25 @@ const NEW: f64 = 1.0 / 16.0;
 /// Follows the length of each rank's steps.
 #[derive(Debug, Default)]
 pub(super) struct SlowSteps {
-    ranks: BTreeMap<RankKey, Lengths>,
+    ranks: BTreeMap<RankKey, RankSteps>,
+    /// By job, the begin and end of what a rank did last beside training, nanoseconds.
+    refills: BTreeMap<JobId, (i64, i64)>,
     looked: Looked,
 }
 
-/// The lengths of a rank's steps, nanoseconds.
+/// The steps of a rank.
+#[derive(Debug, Default)]
+struct RankSteps {
+    /// The lengths of each kind of step, that of the last step first.
+    kinds: VecDeque<Lengths>,
+    slow: Option<Slow>,
+}
+
+/// The lengths of a rank's steps of one kind, nanoseconds.
 #[derive(Debug, Default)]
 struct Lengths {
+    /// How many passes the last of them had ([`passes`]).
+    passes: usize,
     usual: VecDeque<i64>,
     limits: Option<Limits>,
     /// The last long steps in a row, and when the first of all in this row began.
@@ -64,7 +79,6 @@ struct Lengths {
     long_since_ns: i64,
     /// Usual time in each phase, nanoseconds.
     phases: Vec<(Arc<str>, f64)>,
-    slow: Option<Slow>,
 }
 
 /// What usual steps take, nanoseconds.
@@ -94,33 +108,35 @@ struct Slow {
 impl Detector for SlowSteps {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         self.ranks.retain(|key, _| view.knows(key));
+        self.refills.retain(|job, _| view.ranks.iter().any(|rank| rank.key.0 == *job));
+        let refills: Vec<Option<(i64, i64)>> = view.steps.iter().map(|step| refill(view, step)).collect();
+        for (step, times_ns) in view.steps.iter().zip(&refills) {
+            if let Some(times_ns) = times_ns {
+                self.refills.insert(step.key.0.clone(), *times_ns);
+            }
+        }
         let mut jobs: BTreeSet<&JobId> = BTreeSet::new();
-        for step in view.steps {
-            let lengths = self.ranks.entry(step.key.clone()).or_default();
+        for (step, refill) in view.steps.iter().zip(refills) {
+            let rank = self.ranks.entry(step.key.clone()).or_default();
             if step.nth < view.settings.warm_up_steps {
-                *lengths = Lengths::default();
+                rank.kinds.clear();
             }
             // What was reported while it was open has ended.
-            lengths.slow = None;
-            let is_usual = step.is_usual(view.settings);
+            rank.slow = None;
+            let waits = |(begin_ns, end_ns): &(i64, i64)| step.begin_ns < *end_ns && *begin_ns < step.end_ns;
+            let is_usual = refill.is_none()
+                && step.nth >= view.settings.warm_up_steps
+                && !self.refills.get(&step.key.0).is_some_and(waits);
+            let lengths = rank.lengths_of(passes(view, step));
             self.looked.note(is_usual && lengths.limits.is_some());
             if is_usual {
-                lengths.note(step, view.settings.lag_ns);
+                rank.slow = lengths.note(step, view.settings.lag_ns);
             }
-            if lengths.slow.is_some() {
+            if rank.slow.is_some() {
                 jobs.insert(&step.key.0);
             }
         }
-        for rank in view.ranks {
-            let Some(open) = rank.step.filter(|open| view.now_ns - open.begin_ns > OPEN_NS && !open.refills) else {
-                continue;
-            };
-            let Some(lengths) = self.ranks.get_mut(&rank.key) else { continue };
-            if lengths.is_stuck(rank, view.now_ns - open.begin_ns) {
-                lengths.slow = lengths.open(open, view.now_ns);
-                jobs.insert(&rank.key.0);
-            }
-        }
+        jobs.extend(self.look_at_open(view));
         signs.extend(jobs.into_iter().filter_map(|job| self.sign(view, job)));
     }
 
@@ -130,11 +146,34 @@ impl Detector for SlowSteps {
 }
 
 impl SlowSteps {
+    /// The jobs of ranks whose step has been open for too long.
+    fn look_at_open<'a>(&mut self, view: &View<'a>) -> Vec<&'a JobId> {
+        let refills = |rank: &&RankNow| rank.step.is_some_and(|open| open.refills);
+        let refilling: BTreeSet<&JobId> = view.ranks.iter().filter(refills).map(|rank| &rank.key.0).collect();
+        let mut jobs = Vec::new();
+        for rank in view.ranks {
+            let is_long = |open: &OpenStep| view.now_ns - open.begin_ns > OPEN_NS && !refilling.contains(&rank.key.0);
+            let (Some(open), Some(steps)) = (rank.step.filter(is_long), self.ranks.get_mut(&rank.key)) else {
+                continue;
+            };
+            // It waited for as long as another rank did something beside training.
+            let refilled_ns = self.refills.get(&rank.key.0).map_or(open.begin_ns, |(_, end_ns)| *end_ns);
+            let open_ns = view.now_ns - open.begin_ns.max(refilled_ns);
+            let longest = steps.kinds.iter().max_by_key(|lengths| lengths.limits.map(|limits| limits.all_ns));
+            let stuck = longest.filter(|lengths| lengths.is_stuck(rank, open_ns));
+            if let Some(slow) = stuck.and_then(|lengths| lengths.open(open, view.now_ns)) {
+                steps.slow = Some(slow);
+                jobs.push(&rank.key.0);
+            }
+        }
+        jobs
+    }
+
     /// The sign of a job, if at least half of its ranks that are known for long enough are slow.
     fn sign(&self, view: &View<'_>, job: &JobId) -> Option<Sign> {
         let ranks = self.ranks.range((job.clone(), 0)..=(job.clone(), u32::MAX));
-        let known: Vec<&Lengths> = ranks.map(|(_, lengths)| lengths).filter(|one| one.limits.is_some()).collect();
-        let slow: Vec<&Slow> = known.iter().filter_map(|lengths| lengths.slow.as_ref()).collect();
+        let known: Vec<&RankSteps> = ranks.map(|(_, rank)| rank).filter(|rank| rank.is_known()).collect();
+        let slow: Vec<&Slow> = known.iter().filter_map(|rank| rank.slow.as_ref()).collect();
         if slow.len() * 2 < known.len() {
             return None;
         }
@@ -167,13 +206,30 @@ impl SlowSteps {
     }
 }
 
+impl RankSteps {
+    /// The lengths of steps with about this number of passes. Of too many kinds, that whose last step is the oldest is forgotten.
+    fn lengths_of(&mut self, passes: usize) -> &mut Lengths {
+        let is_alike = |lengths: &Lengths| lengths.passes.max(passes) * 5 <= lengths.passes.min(passes) * 6;
+        let known = self.kinds.iter().position(is_alike);
+        let lengths = known.and_then(|at| self.kinds.remove(at)).unwrap_or_default();
+        self.kinds.push_front(Lengths { passes, ..lengths });
+        self.kinds.truncate(MOST_KINDS);
+        &mut self.kinds[0]
+    }
+
+    /// Whether enough steps of the last one's kind are known.
+    fn is_known(&self) -> bool {
+        self.kinds.front().is_some_and(|lengths| lengths.limits.is_some())
+    }
+}
+
 impl Lengths {
-    /// Takes the next step. `least_ns`: what a step must be longer by.
-    fn note(&mut self, step: &Step, least_ns: i64) {
+    /// Takes the next step, and returns it if it is slow. `least_ns`: what a step must be longer by.
+    fn note(&mut self, step: &Step, least_ns: i64) -> Option<Slow> {
         let length_ns = step.length_ns();
         let Some(limits) = self.limits else {
             self.add(step);
-            return;
+            return None;
         };
         let longer_ns = length_ns - limits.median_ns;
         let ratio_to = |usual_ns: i64| ratio(length_ns, usual_ns).unwrap_or(1.0);
@@ -185,7 +241,7 @@ impl Lengths {
             }
             self.long.clear();
             self.add(step);
-            return;
+            return None;
         }
         if self.long.is_empty() {
             self.long_since_ns = step.begin_ns;
@@ -198,18 +254,18 @@ impl Lengths {
             self.usual = std::mem::take(&mut self.long);
             self.phases.clear();
             self.add(step);
-            return;
+            return None;
         }
         let is_far = ratio >= FAR
             && longer_ns >= FAR_NS
             && ratio_to(limits.all_ns) >= LONG
             && longer_ns >= FAR_SPREADS * (limits.most_ns - limits.median_ns);
         let beyond_all = self.long.iter().rev().take_while(|one| **one > limits.all_ns).count();
-        if is_far || beyond_all >= RUN || self.long.len() >= RUN_OF_MOST {
+        (is_far || beyond_all >= RUN || self.long.len() >= RUN_OF_MOST).then(|| {
             let (number, usual, begin_ns) = (step.number, limits, self.long_since_ns);
             let (steps, phase) = (self.long.len(), self.longer_phase(step));
-            self.slow = Some(Slow { number, length_ns, ratio, usual, begin_ns, steps, phase, is_open: false });
-        }
+            Slow { number, length_ns, ratio, usual, begin_ns, steps, phase, is_open: false }
+        })
     }
 
     /// Adds a usual step.
@@ -269,6 +325,25 @@ fn times(step: &Step) -> Vec<(&Arc<str>, i64)> {
         }
     }
     times
+}
+
+/// How many times the phase that comes most often comes in a step. How often communication is marked differs from step to step.
+fn passes(view: &View<'_>, step: &Step) -> usize {
+    let mut passes: Vec<(&str, usize)> = Vec::new();
+    for phase in &step.phases {
+        match passes.iter_mut().find(|(name, _)| *name == &*phase.name) {
+            Some((_, times)) => *times += 1,
+            None => passes.push((&phase.name, 1)),
+        }
+    }
+    let of_work = passes.iter().filter(|(name, _)| !is_one_of(name, &view.settings.comm_phases));
+    of_work.map(|(_, times)| *times).max().unwrap_or(0)
+}
+
+/// When a step did something beside training, from its begin to its end; `None` if it did not.
+fn refill(view: &View<'_>, step: &Step) -> Option<(i64, i64)> {
+    let phases = || step.phases.iter().filter(|phase| is_one_of(&phase.name, &view.settings.refill_phases));
+    Some((phases().map(|phase| phase.begin_ns).min()?, phases().map(|phase| phase.end_ns).max()?))
 }
 
 impl Limits {
@@ -495,13 +570,77 @@ mod tests {
     }
 
     #[test]
+    fn steps_that_wait_for_a_checkpoint_of_another_rank_are_left_out_too() {
+        // Rank 0 writes a checkpoint at the end of its step. The other is in its next step by then.
+        let mut job = Job::steady(2);
+        let begin_ns = job.hand.now_ns;
+        let ms = |ms: i64| begin_ns + ms * MILLISECOND_NS;
+        let ends = vec![
+            Hand::step(0, 51, begin_ns, &[("forward", 200), ("checkpoint", 2000)]),
+            Hand::step(1, 51, begin_ns, &[("forward", 200)]),
+        ];
+        assert_eq!(job.hand.steps_end(&mut job.detector, ends), []);
+        let waits = |nth, from_ms| vec![Hand::step(1, nth, ms(from_ms), &[("forward", 2200)])];
+        assert_eq!(job.hand.steps_end(&mut job.detector, waits(52, 210)), []);
+        assert_eq!(job.hand.steps_end(&mut job.detector, waits(53, 2410)).len(), 1, "not for the checkpoint");
+        // It is in its checkpoint still.
+        let mut job = Job::steady(2);
+        let step = |refills| OpenStep { number: Some(51), begin_ns: 0, retries: None, refills };
+        (job.hand.ranks[0].step, job.hand.ranks[1].step) = (Some(step(true)), Some(step(false)));
+        assert_eq!(job.hand.look(&mut job.detector).0, []);
+        job.hand.ranks[0].step = Some(step(false));
+        assert_eq!(job.hand.look(&mut job.detector).0.len(), 1);
+        // It ended a second ago, for which the other waited.
+        let end_ns = job.hand.now_ns;
+        job.hand.steps_end(&mut job.detector, vec![Hand::step(0, 51, end_ns - 3 * SECOND_NS, &[("checkpoint", 3000)])]);
+        job.hand.now_ns = end_ns + SECOND_NS;
+        assert_eq!(job.hand.look(&mut job.detector).0, []);
+        job.hand.now_ns = end_ns + 2 * SECOND_NS;
+        assert_eq!(job.hand.look(&mut job.detector).0.len(), 1);
+        job.hand.ranks.clear();
+        job.hand.look(&mut job.detector);
+        assert!(job.detector.refills.is_empty());
+    }
+
+    #[test]
+    fn steps_that_accumulate_gradients_are_compared_with_each_other() {
+        let passes = |times: usize, ms: i64| move |_: usize| [("forward", ms), ("backward", ms)].repeat(times);
+        let mut job = Job::of(1);
+        (0..51).for_each(|_| assert_eq!(job.step_of(&passes(1, 100)), None));
+        for nth in 0..60 {
+            assert_eq!(job.step_of(&passes(4, 100)), None, "step {nth}");
+        }
+        // Each kind has its own usual length, and the other is not forgotten.
+        assert!(job.step_of(&passes(1, 500)).is_some());
+        let sign = job.step_of(&passes(4, 200)).expect("slow");
+        assert!(sign.text.what.ends_with("took 1.6 s, 2.0 times as long as usual."), "{}", sign.text.what);
+        // An open step is compared with the longest.
+        job.hand.now_ns += 20 * SECOND_NS;
+        assert_eq!(job.is_open_for(2 * SECOND_NS, false), []);
+        assert_eq!(job.is_open_for(3 * SECOND_NS, false).len(), 1);
+        job.hand.ranks.iter_mut().for_each(|rank| rank.step = None);
+        job.step_of(&passes(3, 100));
+        let kinds: Vec<usize> = job.detector.ranks[&key(0)].kinds.iter().map(|lengths| lengths.passes).collect();
+        assert_eq!(kinds, [3, 4], "the oldest makes room");
+        for nth in 0..60 {
+            let comm = [("comm", 1)].repeat(nth % 7);
+            assert_eq!(job.step_of(&|_| [passes(10 + nth % 2, 10)(0), comm.clone()].concat()), None);
+        }
+        assert_eq!(
+            job.detector.ranks[&key(0)].kinds[0].usual.len(),
+            STEPS,
+            "about as many passes, and any communication"
+        );
+    }
+
+    #[test]
     fn a_name_of_a_phase_beyond_the_eighth_is_not_kept() {
         let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
         let mut job = Job::of(1);
         for _ in 0..30 {
             job.step_of(&|_| names.map(|name| (name, 30)).to_vec());
         }
-        assert_eq!(job.detector.ranks[&key(0)].phases.len(), MOST_PHASES);
+        assert_eq!(job.detector.ranks[&key(0)].kinds[0].phases.len(), MOST_PHASES);
         let sign = job.step_of(&|_| vec![("forward", 900)]).expect("a sign");
         assert!(sign.text.why.ends_with("spent 900 ms more than usual in forward."), "{}", sign.text.why);
     }

@@ -6,7 +6,7 @@
 
 use super::detector::Looked;
 use super::finding::{Certainty, Evidence, FindingKind, HumanDuration, Severity, Sign, Subject, Text, seconds};
-use super::lasting::{Lags, STEPS};
+use super::lasting::{LagStep, Lags, STEPS};
 use super::peers::Group;
 use super::view::{View, median, ratio};
 use crate::jobs::JobId;
@@ -58,7 +58,8 @@ impl StageImbalance {
         }
         let mut lags = Lags::default();
         for (stage, ratio, begin_ns) in recent {
-            lags.push(if *stage == longest.stage { *ratio } else { 1.0 }, *begin_ns);
+            let ratio = if *stage == longest.stage { *ratio } else { 1.0 };
+            lags.push(LagStep { ratio, begin_ns: *begin_ns, lost_ns: 0 });
         }
         if is_lagging && lags.is_lasting() {
             let begin_ns = lags.onset_ns().unwrap_or(step.begin_ns);

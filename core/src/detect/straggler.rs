@@ -11,7 +11,7 @@ use super::detector::{Looked, Ratios, Trouble};
 use super::finding::{
     Certainty, Evidence, FindingKind, HumanDuration, LagCause, Severity, Sign, Subject, Text, number, seconds,
 };
-use super::lasting::Lags;
+use super::lasting::{LagStep, Lags};
 use super::peers::{Alike, Group, Member, Whole};
 use super::steps::Step;
 use super::view::{View, bytes, human, median, ratio};
@@ -84,22 +84,24 @@ impl Straggler {
         let mut lasting = Vec::new();
         for lag in &lags {
             let is_lagging = self.note(view, lag, troubles);
-            let recent = self.ranks.get(&lag.member.step.key).map(|known| &known.recent);
+            let recent = self.ranks.get_mut(&lag.member.step.key).map(|known| &mut known.recent);
             if let Some(recent) = recent.filter(|recent| is_lagging && recent.is_lasting()) {
-                lasting.push((lag, recent.onset_ns().unwrap_or(lag.member.step.begin_ns)));
+                lasting.push((lag, recent.onset_ns().unwrap_or(lag.member.step.begin_ns), recent.take_lost_ns()));
             } else if is_lagging {
                 signs.extend(lag.once(view, group));
             }
         }
         let mut unclear = Vec::new();
-        for (lag, begin_ns) in &lasting {
-            if lasting.iter().any(|(other, _)| lag.may_wait_for(other)) {
+        for (lag, begin_ns, lost_ns) in &lasting {
+            if lasting.iter().any(|(other, ..)| lag.may_wait_for(other)) {
                 unclear.push(&lag.member.step.key);
             } else {
                 let sign = lag.sign(view, group, Severity::Warning, None);
-                // If memory was short, `comm_starvation` counts how long its peers waited.
-                let is_short = troubles.iter().any(|trouble| trouble.is_of(lag.member.step));
-                signs.push(Sign { begin_ns: *begin_ns, lost_ns: sign.lost_ns.filter(|_| !is_short), ..sign });
+                signs.push(Sign {
+                    begin_ns: *begin_ns,
+                    lost_ns: Some(*lost_ns).filter(|lost_ns| *lost_ns > 0),
+                    ..sign
+                });
             }
         }
         let judged = |step: &Step| {
@@ -121,7 +123,11 @@ impl Straggler {
         let is_flush = |trouble: &Trouble| trouble.kind == FindingKind::AllocatorThrash && trouble.is_of(step);
         let thrashed = troubles.iter().any(is_flush);
         if step.nth >= settings.warm_up_steps {
-            known.recent.push(if is_lagging && !thrashed { lag.ratio } else { 1.0 }, step.begin_ns);
+            let ratio = if is_lagging && !thrashed { lag.ratio } else { 1.0 };
+            // If memory was short, `comm_starvation` counts how long its peers waited.
+            let is_short = troubles.iter().any(|trouble| trouble.is_of(step));
+            let lost_ns = if is_short { 0 } else { lag.lost_ns() };
+            known.recent.push(LagStep { ratio, begin_ns: step.begin_ns, lost_ns });
         } else {
             known.recent.clear();
         }
@@ -154,6 +160,11 @@ fn lags<'a>(group: &'a Group<'_>, alike: &'a Alike) -> impl Iterator<Item = Lag<
 impl Lag<'_> {
     fn ns(&self) -> i64 {
         self.work_ns - self.peers_ns
+    }
+
+    /// How long its peers waited for it, summed over them, nanoseconds.
+    fn lost_ns(&self) -> i64 {
+        self.waited_ns.saturating_mul(i64::try_from(self.peers).unwrap_or(i64::MAX))
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a share of milliseconds")]
@@ -249,7 +260,7 @@ impl Lag<'_> {
             code: None,
             lag_cause: once.map(|_| LagCause::Memory),
             waiting_ranks: Vec::new(),
-            lost_ns: i64::try_from(self.peers).ok().map(|peers| self.waited_ns.saturating_mul(peers)),
+            lost_ns: Some(self.lost_ns()),
             evidence,
             text: Text {
                 what,
@@ -306,7 +317,7 @@ mod tests {
         );
         assert_eq!(sign.subject, Subject { gpu: Some(3), job: Some("j".into()), rank: Some(3) });
         assert_eq!((sign.begin_ns, sign.until_ns), (3 * SECOND_NS, hand.now_ns + hand.settings.hold_ns));
-        assert_eq!(sign.lost_ns, Some(90 * MILLISECOND_NS), "30 ms of each of three");
+        assert_eq!(sign.lost_ns, Some(450 * MILLISECOND_NS), "30 ms of each of three in five steps");
         let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
         assert_eq!(
             values[..4],

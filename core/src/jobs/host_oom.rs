@@ -4,6 +4,7 @@
 //! it, such as a scheduler, may send it. Kept beside the rank, as its failed allocation is.
 
 use super::event::{Attributes, Event, is_hidden};
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::scope::Scope;
 use crate::wire::{EventType, Scalar};
 use std::sync::Arc;
@@ -13,14 +14,19 @@ const NAME: &str = "host_oom";
 /// The most characters of a control group's name that are kept: its end.
 const GROUP_CHARS: usize = 120;
 
+/// The longest time that a mark may come after what it says.
+const MOST_AGO_NS: i64 = 60 * SECOND_NS;
+
 /// The last time that a rank ran out of host memory.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostOom {
     /// How many of them the rank has marked, with this one.
     pub count: u64,
-    /// When, nanoseconds of the timeline.
+    /// When, nanoseconds of the timeline: [`ago_ns`](Self::ago_ns) before its mark.
     pub at_ns: i64,
-    /// In which step.
+    /// How long before its mark the daemon counted it, nanoseconds.
+    pub ago_ns: i64,
+    /// In which step; not known of a mark that comes later than that.
     pub step: Option<u64>,
     /// In which phase, the innermost.
     pub phase: Option<Arc<str>>,
@@ -53,8 +59,11 @@ impl HostOom {
         let truth = |name| if let Scalar::Bool(truth) = mark.attribute(name)? { Some(*truth) } else { None };
         let text = |name| if let Scalar::Text(text) = mark.attribute(name)? { Some(text.as_str()) } else { None };
         let has_ended = truth("ended");
+        let ago_ns = mark.number("milliseconds_ago").map_or(0, |ago| i64::try_from(ago).unwrap_or(0));
+        let ago_ns = ago_ns.saturating_mul(MILLISECOND_NS).min(MOST_AGO_NS);
         Self {
-            at_ns: mark.at_ns,
+            at_ns: mark.at_ns.saturating_sub(ago_ns),
+            ago_ns,
             pid: mark.pid.filter(|_| has_ended == Some(true)),
             killed: mark.number("killed"),
             is_limit: truth("at_limit"),
@@ -64,6 +73,11 @@ impl HostOom {
             has_ended,
             ..Self::default()
         }
+    }
+
+    /// Whether the mark comes so late that the rank may have begun other steps since.
+    pub(super) fn is_late(&self) -> bool {
+        self.ago_ns > SECOND_NS
     }
 
     /// The mark that says this of a rank.
@@ -77,6 +91,7 @@ impl HostOom {
             ("control_group", self.group.as_deref().map(|group| Scalar::Text(end_of(group).into()))),
             ("own", self.is_own.map(Scalar::Bool)),
             ("ended", self.has_ended.map(Scalar::Bool)),
+            ("milliseconds_ago", Some(Scalar::Int(self.ago_ns / MILLISECOND_NS)).filter(|_| self.ago_ns > 0)),
         ];
         let attributes: Attributes =
             attributes.into_iter().filter_map(|(name, value)| Some((name.into(), value?))).collect();
@@ -119,6 +134,10 @@ mod tests {
             has_ended: Some(true),
             ..HostOom::default()
         };
+        let late = HostOom { at_ns: -10 * SECOND_NS, ago_ns: 10 * SECOND_NS, ..HostOom::default() };
+        assert_eq!(HostOom::of(&late.mark("j", &Scope::default(), 3, 0)), late);
+        let longest = HostOom { ago_ns: i64::MAX, ..late };
+        assert_eq!(HostOom::of(&longest.mark("j", &Scope::default(), 3, 0)).at_ns, -MOST_AGO_NS);
         let mark = oom.mark("j", &Scope::default(), 3, 7);
         assert!(is_host_oom(&mark) && mark.rank == 3 && mark.job == "j");
         let read = HostOom::of(&mark);

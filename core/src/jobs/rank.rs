@@ -320,7 +320,10 @@ impl Rank {
     fn out_of_host_memory(&self, mark: &Event) -> HostOom {
         let count = self.host_oom.as_ref().map_or(0, |before| before.count) + 1;
         let (step, phase, gpus) = self.place_of(mark);
-        HostOom { count, step, phase, gpus, ..HostOom::of(mark) }
+        let oom = HostOom::of(mark);
+        // Where it is by now is not where it was.
+        let (step, phase) = if oom.is_late() { (None, None) } else { (step, phase) };
+        HostOom { count, step, phase, gpus, ..oom }
     }
 
     /// The step, the innermost phase and the GPUs of the rank at a mark.

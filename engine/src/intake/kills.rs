@@ -148,7 +148,8 @@ impl Kills {
                 let is_in = |follow: &Follow| follow.folder.as_ref() == Some(folder) && follow.is_before(&pending);
                 let senders = self.senders();
                 let beside = senders.iter().filter(|(_, follow)| is_in(follow)).map(|(speaker, _)| *speaker).collect();
-                let oom = HostOom { is_own: Some(false), has_ended: Some(false), ..pending.oom };
+                let ago_ns = now_ns.saturating_sub(pending.since_ns);
+                let oom = HostOom { ago_ns, is_own: Some(false), has_ended: Some(false), ..pending.oom };
                 nobodys.push((beside, oom));
             }
         }
@@ -175,7 +176,7 @@ impl Kills {
         let watched = follow.folder.as_ref().and_then(|folder| state.groups.get_mut(folder));
         let oom = watched.and_then(|watched| {
             watched.read(now_ns);
-            watched.end(&follow, ending(&self.groups.process(follow.pid), follow.start))
+            watched.end(&follow, ending(&self.groups.process(follow.pid), follow.start), now_ns)
         });
         if let Some(oom) = oom {
             state.ended.insert(speaker, oom);
@@ -311,7 +312,7 @@ impl Watched {
     }
 
     /// What the end of this sender is due to.
-    fn end(&mut self, follow: &Follow, ending: Ending) -> Option<HostOom> {
+    fn end(&mut self, follow: &Follow, ending: Ending, now_ns: i64) -> Option<HostOom> {
         let pending = self.pending.as_mut().filter(|pending| pending.left > 0 && follow.is_before(pending))?;
         let (is_own, has_ended) = match ending {
             Ending::Killed => (Some(true), Some(true)),
@@ -323,7 +324,9 @@ impl Watched {
         };
         pending.is_reported = true;
         pending.left -= u64::from(is_own != Some(false));
-        Some(HostOom { pid: Some(follow.pid), is_own, has_ended, ..pending.oom.clone() })
+        // A process that was killed itself did nothing since.
+        let ago_ns = if is_own == Some(true) { 0 } else { now_ns.saturating_sub(pending.since_ns) };
+        Some(HostOom { pid: Some(follow.pid), ago_ns, is_own, has_ended, ..pending.oom.clone() })
     }
 }
 
@@ -388,6 +391,7 @@ mod tests {
         fn look(&self, seconds: i64) -> Vec<Vec<Speaker>> {
             let beside = self.kills.look(seconds * SECOND_NS);
             assert!(beside.iter().all(|(_, oom)| oom.has_ended == Some(false) && oom.pid.is_none()));
+            assert!(beside.iter().all(|(_, oom)| oom.ago_ns > BLAMED_NS), "it has gone on since");
             beside
                 .into_iter()
                 .map(|(mut speakers, _)| {
@@ -476,7 +480,7 @@ mod tests {
         rig.look(0);
         rig.counts("a", 1);
         let oom = rig.ends(2, 0x4, 1).expect("its data loader was killed");
-        assert_eq!((oom.is_own, oom.has_ended, oom.pid), (Some(false), Some(true), Some(2)));
+        assert_eq!((oom.is_own, oom.has_ended, oom.pid, oom.ago_ns), (Some(false), Some(true), Some(2), 0));
         assert_eq!((rig.ends(3, 0x4, 1), rig.ends(1, 0, 1)), (None, None), "reported once");
         assert!(rig.look(20).is_empty(), "reported");
         rig.watch(5, "a", 1);
@@ -486,8 +490,8 @@ mod tests {
         // Also once the group is gone.
         std::fs::remove_dir_all(rig.folder.path().join("cgroup/a")).expect("gone");
         rig.look(31);
-        let closed = rig.ends(5, 0, 31).map(|oom| (oom.is_own, oom.has_ended));
-        assert_eq!(closed, Some((Some(false), None)), "its connection ended");
+        let closed = rig.ends(5, 0, 31).map(|oom| (oom.is_own, oom.has_ended, oom.ago_ns));
+        assert_eq!(closed, Some((Some(false), None, SECOND_NS)), "its connection ended a second later");
         std::fs::remove_dir_all(rig.folder.path().join("proc/4")).expect("gone");
         rig.kills.note_end(Speaker::Process(4), 31 * SECOND_NS);
         assert_eq!(

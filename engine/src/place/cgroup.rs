@@ -245,7 +245,9 @@ impl MemoryGroup {
         let of = |counts: &Counts, at: usize| counts.at_limit.get(at).copied().flatten();
         let rose = |at: &usize| of(before, *at).zip(of(now, *at)).is_some_and(|(before, now)| now > before);
         let Some(level) = (0..now.at_limit.len()).find(rose).and_then(|at| self.levels().nth(at)) else {
-            return Reason::Node;
+            // Kernels do not always count that a limit of version 1 was reached (6.18 does not).
+            let is_old = self.version == Version::One;
+            return if is_old && self.levels().any(was_at_limit) { Reason::Unknown } else { Reason::Node };
         };
         let bytes = match self.version {
             Version::One => number(&level.join("memory.limit_in_bytes")).filter(|bytes| *bytes < NO_LIMIT),
@@ -273,6 +275,15 @@ impl MemoryGroup {
     pub fn folder(&self) -> &Arc<Path> {
         &self.own
     }
+}
+
+/// Whether a group of version 1 has ever used as much memory as its limit allows.
+fn was_at_limit(level: &Path) -> bool {
+    let reached = |most: &str, limit: &str| {
+        number(&level.join(most)).zip(number(&level.join(limit))).is_some_and(|(most, limit)| most >= limit)
+    };
+    reached("memory.max_usage_in_bytes", "memory.limit_in_bytes")
+        || reached("memory.memsw.max_usage_in_bytes", "memory.memsw.limit_in_bytes")
 }
 
 /// The number that a file consists of.
@@ -374,6 +385,13 @@ mod tests {
         rig.write(&format!("{own}/memory.memsw.failcnt"), "1\n");
         let with_swap = group.counts().expect("there");
         assert!(matches!(group.reason(&now, &with_swap), Reason::Limit(_)));
+        // A kernel that does not count.
+        assert_eq!(group.reason(&with_swap, &with_swap), Reason::Node);
+        rig.write(&format!("{own}/memory.limit_in_bytes"), "1073741824\n");
+        rig.write(&format!("{own}/memory.max_usage_in_bytes"), "1073741823\n");
+        assert_eq!(group.reason(&with_swap, &with_swap), Reason::Node, "it never used as much");
+        rig.write(&format!("{own}/memory.max_usage_in_bytes"), "1073741824\n");
+        assert_eq!(group.reason(&with_swap, &with_swap), Reason::Unknown);
         rig.write("proc/8/cgroup", "4:memory:/\n");
         assert_eq!(rig.of(8), None, "everybody's");
         rig.write("proc/8/cgroup", &format!("4:memory:/{}\n", "a/".repeat(MOST_PATH_BYTES / 2)));

@@ -32,6 +32,8 @@ pub(super) struct Run {
     pub end_ns: i64,
     /// The sum of their weights.
     pub weight: u32,
+    /// How long each peer waited in those that are not reported yet, nanoseconds.
+    pub lost_ns: i64,
     /// What the last of them showed as the cause, each with its weight.
     pub last: VecDeque<(LagCause, u32)>,
 }
@@ -47,12 +49,13 @@ impl LateBlock {
 impl Run {
     /// An empty run of a rank that is late since `since_ns`.
     pub fn new(key: &RankKey, since_ns: i64) -> Self {
-        Self { key: key.clone(), since_ns, end_ns: since_ns, weight: 0, last: VecDeque::new() }
+        Self { key: key.clone(), since_ns, end_ns: since_ns, weight: 0, lost_ns: 0, last: VecDeque::new() }
     }
 
     /// Adds a block.
-    pub fn add(&mut self, cause: LagCause, weight: u32, end_ns: i64) {
+    pub fn add(&mut self, cause: LagCause, weight: u32, end_ns: i64, lost_ns: i64) {
         self.end_ns = end_ns;
+        self.lost_ns = self.lost_ns.saturating_add(lost_ns);
         self.weight = self.weight.saturating_add(weight);
         self.last.push_back((cause, weight));
         if self.last.len() > CAUSE_BLOCKS {

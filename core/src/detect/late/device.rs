@@ -151,7 +151,7 @@ pub(super) fn judge<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], b
         collected_ns: 0,
         host_share: 0.0,
         step_ns: block.step_ns,
-        steps: block.steps,
+        lost_ns: lag_ns.saturating_mul(i64::try_from(block.steps).unwrap_or(i64::MAX)),
         begin_ns: block.begin_ns,
         // The next block may take as long.
         hold_ns: 2 * (view.now_ns - block.begin_ns),

@@ -25,8 +25,8 @@ pub(super) struct Found<'a> {
     /// The share of the time that its process waited on its host, where that is the cause.
     pub host_share: f64,
     pub step_ns: i64,
-    /// How many steps had this lag: `lag_ns` is that of one step, and the time lost is `steps * lag_ns` for each peer.
-    pub steps: usize,
+    /// How long each peer waited for it in all steps that are not reported yet, nanoseconds.
+    pub lost_ns: i64,
     /// Since when it is late.
     pub begin_ns: i64,
     /// For how long at least the finding goes on without another sign.

@@ -125,7 +125,7 @@ pub(super) fn judge<'a>(
         collected_ns: 0,
         host_share: 0.0,
         step_ns,
-        steps: 1,
+        lost_ns: lag_ns,
         begin_ns: member.step.begin_ns,
         hold_ns: 0,
         evidence: vec![Evidence { name: "peers_waited_seconds", value: seconds(waited_ns) }],

@@ -73,11 +73,24 @@ fn a_phase_that_the_peers_wait_for_later_names_its_rank_by_the_marks_alone() {
         assert!(signs[0].text.what.contains(why), "{}", signs[0].text.what);
         assert!(signs[0].text.why.contains("more in backward"), "{}", signs[0].text.why);
         let lag_ms = if late == LATE_FORWARD { 25 } else { 28 };
-        assert_eq!(signs[0].lost_ns, Some(lag_ms * MILLISECOND_NS), "by its one peer, in one step");
+        assert_eq!(signs[0].lost_ns, Some(5 * lag_ms * MILLISECOND_NS), "by its one peer, since it began");
         assert_eq!(signs[0].begin_ns, SECOND_NS + 3 * 130 * MILLISECOND_NS, "the first after the warm-up");
         assert!(Hand::ratios(&detector, 1).compute_lag.is_some_and(|ratio| (1.2..1.3).contains(&ratio)));
         assert_eq!(Hand::ratios(&detector, 0).compute_lag, None);
     }
+}
+
+#[test]
+fn a_lag_by_the_gpus_holds_until_the_next_block_and_its_first_sign_counts_all_blocks_before_it() {
+    let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+    let signs = run(&mut hand, &mut detector, 0..33, |_| vec![(EQUAL, 0.3, 1.0), (EQUAL, 0.5, 1.0)]);
+    let lost_ms = |sign: &Sign| sign.lost_ns.map(|lost_ns| lost_ns / MILLISECOND_NS);
+    // Two blocks of ten steps, each longer by up to two fifths of 130 ms, and one more.
+    assert_eq!(signs.iter().map(lost_ms).collect::<Vec<_>>(), [Some(1040), Some(520)]);
+    assert!(Hand::ratios(&detector, 1).compute_lag.is_some_and(|ratio| ratio > 1.6), "amid a block");
+    assert_eq!(Hand::ratios(&detector, 0).compute_lag, None);
+    run(&mut hand, &mut detector, 33..60, |_| vec![(EQUAL, 0.3, 1.0), (EQUAL, 0.3, 1.0)]);
+    assert_eq!(Hand::ratios(&detector, 1).compute_lag, None);
 }
 
 /// Steps of two ranks with a collective each, which begins after this many milliseconds and ends after 110. `sees` is whether

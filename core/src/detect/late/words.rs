@@ -26,7 +26,7 @@ impl Found<'_> {
             code: None,
             lag_cause: self.cause,
             waiting_ranks: Vec::new(),
-            lost_ns: i64::try_from(self.steps * peers).ok().map(|times| self.lag_ns.saturating_mul(times)),
+            lost_ns: i64::try_from(peers).ok().map(|peers| self.lost_ns.saturating_mul(peers)),
             evidence: numbers.into_iter().flatten().chain(self.evidence).collect(),
             text: Text { what, why: self.numbers, advice: advice.to_owned() },
         }

@@ -161,6 +161,14 @@ fn a_rank_whose_process_ran_out_of_host_memory_is_marked_where_it_was_and_goes_o
     let all = [Speaker::Process(7), Speaker::Process(8)];
     assert_eq!(ranks(jobs.mark_host_oom(&all, &beside, 7)), [1], "the lowest of the job");
     assert_eq!(of(&jobs, 1).map(|oom| (oom.count, oom.pid)), Some((2, None)));
+    let late = HostOom { ago_ns: 2 * SECOND_NS, ..beside.clone() };
+    assert_eq!(ranks(jobs.mark_host_oom(&all, &late, 8)), [1]);
+    let marked = of(&jobs, 1).expect("marked");
+    assert_eq!(
+        (marked.at_ns, marked.step, marked.phase.as_deref()),
+        (8 - 2 * SECOND_NS, None, None),
+        "not where it is now"
+    );
     assert!(jobs.mark_host_oom(&[Speaker::Process(9)], &beside, 8).is_empty());
     // A process of its data loader sends for rank 4 too.
     for name in ["a", "b"] {
