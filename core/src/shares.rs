@@ -89,14 +89,14 @@ impl<T: Weigh> Shares<T> {
     }
 
     /// The same, each with its owner.
-    pub fn each_of(&self) -> impl Iterator<Item = (Whose, &VecDeque<T>)> {
-        self.by_owner.iter().map(|(at, share)| (Whose { at: *at, _account: share.account.clone() }, &share.kept))
+    pub fn each_of(&self) -> impl Iterator<Item = (OwnerKey, &VecDeque<T>)> {
+        self.by_owner.iter().map(|(at, share)| (OwnerKey { at: *at, _account: share.account.clone() }, &share.kept))
     }
 }
 
 /// One of the owners of [`Shares`].
 #[derive(Debug, Clone)]
-pub struct Whose {
+pub struct OwnerKey {
     at: usize,
     _account: Option<Weak<Account>>,
 }
@@ -104,21 +104,21 @@ pub struct Whose {
 /// What each owner was given so far of what is handed out bit by bit.
 #[derive(Debug, Clone, Default)]
 pub struct Given {
-    by_owner: BTreeMap<usize, (Whose, usize)>,
+    by_owner: BTreeMap<usize, (OwnerKey, usize)>,
 }
 
 impl Given {
     /// Gives each owner up to what it wants, and returns the amounts in the order of `wants`. Counted over all calls, owners that
     /// want more have equal amounts, and all together have at most `most`. An owner that was given more than its share before
     /// gets nothing now; then the sum may exceed `most`.
-    pub fn share_out(&mut self, wants: &[(Whose, usize)], most: usize) -> Vec<usize> {
+    pub fn share_out(&mut self, wants: &[(OwnerKey, usize)], most: usize) -> Vec<usize> {
         for (whose, _) in wants {
             self.by_owner.entry(whose.at).or_insert_with(|| (whose.clone(), 0));
         }
-        let given = |whose: &Whose| self.by_owner.get(&whose.at).map_or(0, |(_, given)| *given);
+        let given = |whose: &OwnerKey| self.by_owner.get(&whose.at).map_or(0, |(_, given)| *given);
         let wanted: BTreeMap<usize, usize> = wants.iter().map(|(whose, want)| (whose.at, *want)).collect();
         let all =
-            |(at, (_, given)): (&usize, &(Whose, usize))| given.saturating_add(wanted.get(at).copied().unwrap_or(0));
+            |(at, (_, given)): (&usize, &(OwnerKey, usize))| given.saturating_add(wanted.get(at).copied().unwrap_or(0));
         let each = share(self.by_owner.iter().map(all), most);
         let gets: Vec<usize> =
             wants.iter().map(|(whose, want)| (*want).min(each.saturating_sub(given(whose)))).collect();

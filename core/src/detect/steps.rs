@@ -122,13 +122,13 @@ pub(super) fn is_one_of(name: &str, names: &[String]) -> bool {
 /// What is known of each rank's current step.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
-    ranks: BTreeMap<RankKey, Under>,
+    ranks: BTreeMap<RankKey, CurrentStep>,
     /// Phases of all ranks.
     phases: usize,
 }
 
 #[derive(Debug, Default)]
-struct Under {
+struct CurrentStep {
     phases: Vec<Phase>,
     /// Whether the current step has more phases than are kept.
     left_out: bool,
@@ -221,7 +221,7 @@ impl Steps {
     }
 }
 
-impl Under {
+impl CurrentStep {
     /// Returns the names of the phases between the last step and the one that ends, and the phases inside this. Restarts the count
     /// of steps if the step begins a new run.
     fn close(&mut self, begin_ns: i64, end_ns: i64, number: Option<u64>) -> (Vec<Arc<str>>, Vec<Phase>) {
@@ -245,7 +245,7 @@ impl Under {
     }
 }
 
-impl Under {
+impl CurrentStep {
     /// When something of it ended last.
     fn last_ns(&self) -> i64 {
         self.last_end_ns.max(self.last_phase_ns)

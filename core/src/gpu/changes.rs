@@ -27,12 +27,12 @@ pub struct GpuChange {
     /// The GPU's position.
     pub gpu: usize,
     /// What it is now.
-    pub what: Became,
+    pub what: Changed,
 }
 
 /// What changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Became {
+pub enum Changed {
     /// Whether it answers.
     Health {
         /// Whether it does.
@@ -121,18 +121,18 @@ impl Inner {
 
 impl State {
     /// Updates this state to that of the GPU. Returns what changed.
-    fn changed(&mut self, of: &GpuState) -> Vec<Became> {
+    fn changed(&mut self, of: &GpuState) -> Vec<Changed> {
         let mut changed = Vec::new();
         let health = of.health();
         let trouble = if health == Health::Lost { of.trouble() } else { String::new() };
         let trouble: String = trouble.chars().take(MOST_TROUBLE).collect();
         if (self.health, &self.trouble) != (health, &trouble) {
             (self.health, self.trouble) = (health, trouble.clone());
-            changed.push(Became::Health { health, trouble });
+            changed.push(Changed::Health { health, trouble });
         }
         for (xid, seen) in of.xids() {
             if self.xids.insert(xid, seen.count) != Some(seen.count) {
-                changed.push(Became::Xid { xid, seen });
+                changed.push(Changed::Xid { xid, seen });
             }
         }
         changed
@@ -144,8 +144,8 @@ impl GpuChange {
     #[must_use]
     pub fn replaces(&self, earlier: &Self) -> bool {
         let is_same = match (&self.what, &earlier.what) {
-            (Became::Health { .. }, Became::Health { .. }) => true,
-            (Became::Xid { xid, .. }, Became::Xid { xid: other, .. }) => xid == other,
+            (Changed::Health { .. }, Changed::Health { .. }) => true,
+            (Changed::Xid { xid, .. }, Changed::Xid { xid: other, .. }) => xid == other,
             _ => false,
         };
         is_same && self.gpu == earlier.gpu
@@ -162,11 +162,11 @@ mod tests {
     }
 
     fn health(at_ns: i64, gpu: usize, health: Health, trouble: &str) -> GpuChange {
-        GpuChange { at_ns, gpu, what: Became::Health { health, trouble: trouble.into() } }
+        GpuChange { at_ns, gpu, what: Changed::Health { health, trouble: trouble.into() } }
     }
 
     fn xid(at_ns: i64, gpu: usize, xid: u64, count: u64, last_ns: i64) -> GpuChange {
-        GpuChange { at_ns, gpu, what: Became::Xid { xid, seen: Xid { count, last_ns } } }
+        GpuChange { at_ns, gpu, what: Changed::Xid { xid, seen: Xid { count, last_ns } } }
     }
 
     #[test]

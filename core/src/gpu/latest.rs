@@ -1,6 +1,6 @@
 //! What the lanes read last, for scrapes and attribution to look at without waiting for any lane.
 
-use super::changes::Became;
+use super::changes::Changed;
 use super::energy::Energy;
 use super::series::{Series, UsagePoint};
 use super::{Device, Medium, Pcie, Process, Rare, Slow, THROTTLE_REASONS};
@@ -385,18 +385,18 @@ impl GpuState {
     }
 
     /// Applies a change of this GPU, as it was recorded.
-    pub fn replay(&self, change: &Became) {
+    pub fn replay(&self, change: &Changed) {
         match change {
-            Became::Health { health: Health::Up, .. } => self.set_back(),
-            Became::Health { health: Health::Lost, trouble } => {
+            Changed::Health { health: Health::Up, .. } => self.set_back(),
+            Changed::Health { health: Health::Lost, trouble } => {
                 self.forget();
                 self.lose(trouble);
             }
-            Became::Health { health: Health::Hung, .. } => {
+            Changed::Health { health: Health::Hung, .. } => {
                 self.forget();
                 self.set_health(Health::Hung);
             }
-            Became::Xid { xid, seen } => {
+            Changed::Xid { xid, seen } => {
                 let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
                 if has_room(&xids, *xid) {
                     xids.insert(*xid, *seen);
@@ -663,8 +663,8 @@ mod tests {
         (0..300).for_each(|xid| gpu.count_xid(xid, 1));
         gpu.count_xid(5, 9);
         gpu.count_xid(299, 9);
-        gpu.replay(&Became::Xid { xid: 298, seen: Xid { count: 1, last_ns: 1 } });
-        gpu.replay(&Became::Xid { xid: 6, seen: Xid { count: 40, last_ns: 3 } });
+        gpu.replay(&Changed::Xid { xid: 298, seen: Xid { count: 1, last_ns: 1 } });
+        gpu.replay(&Changed::Xid { xid: 6, seen: Xid { count: 40, last_ns: 3 } });
         let xids = gpu.xids();
         assert_eq!((xids.len(), xids.contains_key(&299), xids.contains_key(&298)), (256, false, false));
         assert_eq!((xids[&5], xids[&6]), (Xid { count: 2, last_ns: 9 }, Xid { count: 40, last_ns: 3 }));
@@ -678,7 +678,7 @@ mod tests {
         let (gpu, text) = (gpu(), |text: &str| text.to_owned());
         let becomes = |health, trouble: &str| {
             gpu.set_slow(0, Slow::default());
-            gpu.replay(&Became::Health { health, trouble: trouble.to_owned() });
+            gpu.replay(&Changed::Health { health, trouble: trouble.to_owned() });
             (gpu.health(), gpu.trouble(), gpu.slow().is_some())
         };
         assert_eq!(becomes(Health::Lost, "gone"), (Health::Lost, text("gone"), false));

@@ -11,7 +11,7 @@ mod latest;
 mod readings;
 mod series;
 
-pub use changes::{Became, ChangeLog, GpuChange, MOST_TROUBLE, most_bytes as most_change_bytes};
+pub use changes::{ChangeLog, Changed, GpuChange, MOST_TROUBLE, most_bytes as most_change_bytes};
 pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};

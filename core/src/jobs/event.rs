@@ -4,7 +4,7 @@ use super::account::Sender;
 use super::gpus;
 use super::limits::Limits;
 use super::refusal::Refusal;
-use super::speaker::Speaker;
+use super::sender_id::SenderId;
 use crate::mesh::Mesh;
 use crate::scope::Scope;
 use crate::wire::{Annotation, EventType, GpuList, Kind, Layer, Memory, Scalar};
@@ -137,8 +137,8 @@ impl Event {
 
     /// The connection or process that sent it, if the daemon can see its end.
     #[must_use]
-    pub fn speaker(&self) -> Option<Speaker> {
-        self.connection.map(Speaker::Connection).or(self.pid.map(Speaker::Process))
+    pub fn sender_id(&self) -> Option<SenderId> {
+        self.connection.map(SenderId::Connection).or(self.pid.map(SenderId::Process))
     }
 }
 
@@ -328,9 +328,9 @@ mod tests {
             ..Event::exit("j", 0, Some(42), NOW_NS - 100)
         };
         assert_eq!(event, expected);
-        assert_eq!(event.speaker(), Some(Speaker::Connection(5)));
-        assert_eq!(Event::exit("j", 0, Some(42), 0).speaker(), Some(Speaker::Process(42)));
-        assert_eq!(Event::exit("j", 0, None, 0).speaker(), None);
+        assert_eq!(event.sender_id(), Some(SenderId::Connection(5)));
+        assert_eq!(Event::exit("j", 0, Some(42), 0).sender_id(), Some(SenderId::Process(42)));
+        assert_eq!(Event::exit("j", 0, None, 0).sender_id(), None);
     }
 
     #[test]

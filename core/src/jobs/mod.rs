@@ -17,7 +17,7 @@ mod place;
 mod profile;
 mod rank;
 mod refusal;
-mod speaker;
+mod sender_id;
 
 pub use crate::scope::Scope;
 pub use account::{Account, Accounts, Owner, Pod, Reservation, Resource, Sender, Shortage, Within};
@@ -32,7 +32,7 @@ pub use place::{Container, Place, Search};
 pub use profile::{Cursor, Profile, Record, Tallied, Tally, Top, Totals};
 pub use rank::{Open, Rank, SeriesPlace};
 pub use refusal::{Outcome, OutcomeCounts, Refusal};
-pub use speaker::Speaker;
+pub use sender_id::SenderId;
 
 use crate::gpu::OnGpus;
 use crate::wire::{EventType, Kind, Memory};
@@ -145,8 +145,8 @@ pub struct Taken {
     pub job: JobId,
     /// It lies before the rank's newest one.
     pub out_of_order: bool,
-    /// The speaker whose end is to be watched for from now on.
-    pub watch: Option<Speaker>,
+    /// The sender whose end is to be watched for from now on.
+    pub watch: Option<SenderId>,
 }
 
 impl Jobs {
@@ -245,7 +245,7 @@ impl Jobs {
                 rank.profiles.record(event, step, (&job.layers, number), top, account);
             }
         }
-        let watch = rank.heard(event.speaker());
+        let watch = rank.heard(event.sender_id());
         let of = (rank.gpus.clone(), rank.pid);
         self.note(event, account, id.clone(), closed, of);
         Ok(Taken { job: id, out_of_order, watch })
@@ -479,10 +479,10 @@ impl Jobs {
     /// Ends the ranks that end with this sender: no other sender is counted on for them, and it began all that they
     /// have open. Returns the exit events. These skip the checks of other events, because the daemon saw the end
     /// itself, and because the pod of the rank's owner may have become known since the rank began.
-    pub fn end_with(&mut self, speaker: Speaker, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
+    pub fn end_with(&mut self, sender_id: SenderId, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
         let mut ended = Vec::new();
         for (id, job) in &mut self.jobs {
-            let with = |(number, rank): (&u32, &mut Rank)| rank.ends_with(speaker).then_some((*number, rank.pid));
+            let with = |(number, rank): (&u32, &mut Rank)| rank.ends_with(sender_id).then_some((*number, rank.pid));
             ended.extend(job.ranks.iter_mut().filter_map(with).map(|(number, pid)| (id.clone(), number, pid)));
         }
         ended.into_iter().filter_map(|(id, number, pid)| self.end(&id, number, pid, at_ns)).collect()
@@ -490,10 +490,10 @@ impl Jobs {
 
     /// Marks that host memory ran out, for ranks that count on one of these senders, and returns the marks. If the
     /// senders go on (`has_ended` is `Some(false)`), only the lowest such rank of each job is marked.
-    pub fn mark_host_oom(&mut self, speakers: &[Speaker], oom: &HostOom, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
+    pub fn mark_host_oom(&mut self, sender_ids: &[SenderId], oom: &HostOom, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
         let mut of: Vec<(JobId, u32, HostOom)> = Vec::new();
         for (id, number, rank) in self.ranks().filter(|(_, _, rank)| rank.exited_ns.is_none()) {
-            if !speakers.iter().any(|speaker| rank.counts_on(*speaker)) {
+            if !sender_ids.iter().any(|sender_id| rank.counts_on(*sender_id)) {
                 continue;
             }
             // A process that shares the rank, such as one of its data loader.

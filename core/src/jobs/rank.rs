@@ -7,7 +7,7 @@ use super::oom::{FailedAllocation, is_failed_allocation};
 use super::place::Search;
 use super::profile::{Profile, Profiles};
 use super::refusal::Refusal;
-use super::speaker::{Speaker, Speakers};
+use super::sender_id::{CountedSenders, SenderId};
 use crate::mesh::Mesh;
 use crate::wire::{EventType, Kind, Memory};
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub struct Open {
     /// What else the job sent at its begin.
     pub attributes: Option<Attributes>,
     /// Who began it.
-    pub by: Option<Speaker>,
+    pub by: Option<SenderId>,
     /// Its reservation on its owner's account. It is kept after the end too, until this has been joined with memory.
     pub held: Option<Reservation>,
     /// The reservation of its phase's series, if it is the first phase of its name.
@@ -76,9 +76,9 @@ pub struct Rank {
     pub since_ns: i64,
     /// When it ended. Then nothing of it is open, and it has no GPUs. Its next event reopens it.
     pub exited_ns: Option<i64>,
-    speakers: Speakers,
+    sender_ids: CountedSenders,
     /// Who began its last step, and by which process.
-    holder: Option<(Speaker, u32)>,
+    holder: Option<(SenderId, u32)>,
     pub(super) profiles: Profiles,
     /// Phases that have ended and have series of their own, each with its place on the owner's account.
     series: BTreeMap<Arc<str>, Option<SeriesPlace>>,
@@ -141,7 +141,7 @@ impl Rank {
             host_oom: None,
             since_ns: now_ns,
             exited_ns: None,
-            speakers: Speakers::default(),
+            sender_ids: CountedSenders::default(),
             holder: None,
             profiles: Profiles::default(),
             series: BTreeMap::new(),
@@ -164,14 +164,14 @@ impl Rank {
     /// a begin of a step must not replace it. `None` for all other events: processes may share the phases of a rank
     /// within a step, as its data loaders do.
     pub(super) fn held_against(&self, event: &Event) -> Option<u32> {
-        let (speaker, holder) = self.holder.filter(|_| self.exited_ns.is_none() && makes_holder(event))?;
+        let (sender_id, holder) = self.holder.filter(|_| self.exited_ns.is_none() && makes_holder(event))?;
         let is_other = event.pid.is_some_and(|pid| pid != holder);
-        (is_other && self.speakers.counts_on(speaker)).then_some(holder)
+        (is_other && self.sender_ids.counts_on(sender_id)).then_some(holder)
     }
 
-    /// Whether this speaker is counted on for the rank.
-    pub(super) fn counts_on(&self, speaker: Speaker) -> bool {
-        self.speakers.counts_on(speaker)
+    /// Whether this sender is counted on for the rank.
+    pub(super) fn counts_on(&self, sender_id: SenderId) -> bool {
+        self.sender_ids.counts_on(sender_id)
     }
 
     /// The process that began its last step.
@@ -288,7 +288,7 @@ impl Rank {
         }
         self.pid = event.pid.or(self.pid);
         if makes_holder(event) {
-            self.holder = event.speaker().zip(event.pid);
+            self.holder = event.sender_id().zip(event.pid);
         }
         if is_failed_allocation(event) {
             self.oom = Some(Arc::new(self.failed_allocation(event)));
@@ -365,7 +365,7 @@ impl Rank {
         let step = event.step.or_else(|| if event.kind == Kind::Step { None } else { self.current_step() });
         let (memory, attributes) = (event.memory, event.attributes.clone());
         let (Taking { held, series }, kind, begin_ns) = (place, event.kind, event.at_ns);
-        let by = event.speaker();
+        let by = event.sender_id();
         self.open.push(Open { kind, name, step, begin_ns, memory, attributes, by, held, series });
         Closed { superseded, ..Closed::default() }
     }
@@ -373,19 +373,20 @@ impl Rank {
     /// Ends the rank. What is known of it is still shown for a while; its GPUs are free for others.
     fn exit(&mut self, now_ns: i64) -> Closed {
         self.exited_ns = Some(now_ns);
-        (self.gpus, self.search, self.speakers, self.holder) = (None, Box::default(), Speakers::default(), None);
+        (self.gpus, self.search, self.sender_ids, self.holder) =
+            (None, Box::default(), CountedSenders::default(), None);
         Closed { exited: std::mem::take(&mut self.open).len() as u64, ..Closed::default() }
     }
 
-    /// Notes who spoke. Returns the speaker if it is counted on from now on and was not before.
-    pub(super) fn heard(&mut self, speaker: Option<Speaker>) -> Option<Speaker> {
-        if self.exited_ns.is_some() { None } else { self.speakers.heard(speaker) }
+    /// Notes the sender of an event. Returns the sender if it was just promoted: it sent two events in a row.
+    pub(super) fn heard(&mut self, sender_id: Option<SenderId>) -> Option<SenderId> {
+        if self.exited_ns.is_some() { None } else { self.sender_ids.heard(sender_id) }
     }
 
-    /// Notes that a speaker has ended. Returns whether the rank has ended with it: nobody else speaks for it, and nobody else
+    /// Notes that a sender has ended. Returns whether the rank has ended with it: no other sender is counted on, and none
     /// has begun what is open.
-    pub(super) fn ends_with(&mut self, ended: Speaker) -> bool {
-        self.speakers.ended(ended) && self.open.iter().all(|open| open.by == Some(ended))
+    pub(super) fn ends_with(&mut self, ended: SenderId) -> bool {
+        self.sender_ids.ended(ended) && self.open.iter().all(|open| open.by == Some(ended))
     }
 
     fn end(&mut self, event: &Event, position: usize) -> Closed {

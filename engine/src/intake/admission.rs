@@ -15,7 +15,7 @@ use highwater_core::detect::HostWaits;
 use highwater_core::gpu::{Device, Processes};
 use highwater_core::jobs::{
     Account, Accounts, Context, Event, Jobs, Limits, Outcome, OutcomeCounts, Owner, Refusal, Reservation, Resource,
-    Scope, Sender, Speaker, Taken as JobTaken, Within,
+    Scope, Sender, SenderId, Taken as JobTaken, Within,
 };
 use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType};
@@ -334,7 +334,7 @@ impl Intake {
                 drop(held);
                 self.has_been_taken(self.check_with(annotation, Some(peer), &arrival).map(Some), &arrival);
             }
-            Parked::End { speaker, .. } => self.has_ended(speaker),
+            Parked::End { sender_id, .. } => self.has_ended(sender_id),
         }
     }
 
@@ -359,7 +359,7 @@ impl Intake {
                 let arrival = Arrival { account: self.senders.account_of(&arrival.sender), ..arrival };
                 self.has_been_taken(self.check_unless_parked(annotation, &arrival), &arrival);
             }
-            Parked::End { pid, speaker, .. } => self.end_behind_reads(pid, speaker, parked),
+            Parked::End { pid, sender_id, .. } => self.end_behind_reads(pid, sender_id, parked),
         });
     }
 
@@ -371,13 +371,13 @@ impl Intake {
         }
     }
 
-    /// Ends a speaker once everything that it sent has been taken: at once, or parked behind its events that wait.
+    /// Ends a sender once everything that it sent has been taken: at once, or parked behind its events that wait.
     /// `pid` is its process, `held` the reservation to release then.
-    pub(super) fn end_after_parked(&self, pid: Option<u32>, speaker: Speaker, held: Option<Reservation>) {
+    pub(super) fn end_after_parked(&self, pid: Option<u32>, sender_id: SenderId, held: Option<Reservation>) {
         // Now, because its process and its control group may be gone a moment later.
-        self.kills.note_end(speaker, self.senders.live.now_ns());
-        let Some(pid) = pid else { return self.has_ended(speaker) };
-        let mut end = Parked::End { pid, speaker, _held: held };
+        self.kills.note_end(sender_id, self.senders.live.now_ns());
+        let Some(pid) = pid else { return self.has_ended(sender_id) };
+        let mut end = Parked::End { pid, sender_id, _held: held };
         if !self.senders.unlinked.is_empty()
             && let Some(container) = self.senders.places.container_id(pid, self.senders.live.now_ns())
         {
@@ -386,12 +386,12 @@ impl Intake {
                 Some(returned) => end = returned,
             }
         }
-        self.end_behind_reads(pid, speaker, end);
+        self.end_behind_reads(pid, sender_id, end);
     }
 
-    fn end_behind_reads(&self, pid: u32, speaker: Speaker, end: Parked) {
+    fn end_behind_reads(&self, pid: u32, sender_id: SenderId, end: Parked) {
         if self.senders.peers.park_behind(pid, end).is_some() {
-            self.has_ended(speaker);
+            self.has_ended(sender_id);
         }
     }
 
@@ -496,13 +496,13 @@ impl Intake {
         if let (Some(gpus), Some(listener)) = (gpus, self.on_gpus.get()) {
             listener(&gpus, now_ns);
         }
-        let followed = taken.watch.filter(|speaker| match (speaker, self.ends.get()) {
-            (Speaker::Process(pid), Some(ends)) => ends.watch(*pid, account),
-            (Speaker::Process(_), None) => false,
-            (Speaker::Connection(_), _) => true,
+        let followed = taken.watch.filter(|sender_id| match (sender_id, self.ends.get()) {
+            (SenderId::Process(pid), Some(ends)) => ends.watch(*pid, account),
+            (SenderId::Process(_), None) => false,
+            (SenderId::Connection(_), _) => true,
         });
-        if let (Some(speaker), Some(pid)) = (followed, event.pid) {
-            self.kills.watch(speaker, pid, account);
+        if let (Some(sender_id), Some(pid)) = (followed, event.pid) {
+            self.kills.watch(sender_id, pid, account);
         }
         let outcome = match (taken.out_of_order, knows_gpus) {
             (true, _) => Outcome::AcceptedOutOfOrder,
@@ -555,25 +555,25 @@ impl Intake {
 
     /// Ends the ranks of processes that have ended.
     pub(super) fn take_ended(&self, ends: &Ends) {
-        ends.take().into_iter().for_each(|pid| self.end_after_parked(Some(pid), Speaker::Process(pid), None));
+        ends.take().into_iter().for_each(|pid| self.end_after_parked(Some(pid), SenderId::Process(pid), None));
     }
 
     /// Marks the ranks beside which the kernel killed a process for want of host memory.
     fn take_kills(&self, now_ns: i64) {
-        for (speakers, oom) in self.kills.look(now_ns) {
+        for (sender_ids, oom) in self.kills.look(now_ns) {
             let at_ns = self.clock.now_ns();
-            let marks = self.jobs().mark_host_oom(&speakers, &oom, at_ns);
+            let marks = self.jobs().mark_host_oom(&sender_ids, &oom, at_ns);
             marks.iter().for_each(|(mark, account)| self.log.note(mark, account, at_ns));
         }
     }
 
-    /// Ends the ranks that only this speaker sent events for.
-    fn has_ended(&self, speaker: Speaker) {
+    /// Ends the ranks that only this sender sent events for.
+    fn has_ended(&self, sender_id: SenderId) {
         let at_ns = self.clock.now_ns();
-        let oom = self.kills.take(speaker);
+        let oom = self.kills.take(sender_id);
         let mut jobs = self.jobs();
-        let mut events = oom.map_or_else(Vec::new, |oom| jobs.mark_host_oom(&[speaker], &oom, at_ns));
-        events.extend(jobs.end_with(speaker, at_ns));
+        let mut events = oom.map_or_else(Vec::new, |oom| jobs.mark_host_oom(&[sender_id], &oom, at_ns));
+        events.extend(jobs.end_with(sender_id, at_ns));
         for (event, account) in events {
             self.log.note(&event, &account, at_ns);
         }

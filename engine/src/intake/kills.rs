@@ -13,7 +13,7 @@ use crate::place::process::{Ending, ending, is_of, started};
 use crate::place::waits::{self, MOST_THREADS, Threads};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::detect::{HostWaits, MOST_SUSPECTS};
-use highwater_core::jobs::{Account, HostOom, Speaker};
+use highwater_core::jobs::{Account, HostOom, SenderId};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,7 +42,7 @@ pub(super) struct Kills {
     groups: Groups,
     /// Locked while files are read, before `senders`.
     watched: Mutex<State>,
-    senders: Mutex<HashMap<Speaker, Follow>>,
+    senders: Mutex<HashMap<SenderId, Follow>>,
     /// How many groups are read.
     count: AtomicUsize,
     /// The threads of processes whose waits are read, each with when it started.
@@ -54,7 +54,7 @@ struct State {
     looked_ns: Option<i64>,
     groups: BTreeMap<Arc<Path>, Watched>,
     /// What ended senders whose end has not been taken yet.
-    ended: HashMap<Speaker, HostOom>,
+    ended: HashMap<SenderId, HostOom>,
 }
 
 /// A sender.
@@ -104,19 +104,19 @@ impl Kills {
     }
 
     /// Follows the group of this sender's process. Its files are read later: an event must not wait for them.
-    pub fn watch(&self, speaker: Speaker, pid: u32, account: &Arc<Account>) {
+    pub fn watch(&self, sender_id: SenderId, pid: u32, account: &Arc<Account>) {
         if !self.groups.is_on() {
             return;
         }
         let mut senders = self.senders();
-        if senders.len() >= MOST_SENDERS || senders.contains_key(&speaker) {
+        if senders.len() >= MOST_SENDERS || senders.contains_key(&sender_id) {
             return;
         }
         let own = senders.values().filter(|other| Arc::ptr_eq(&other.account, account)).count();
         if own < MOST_SENDERS / 2 {
             let account = Arc::clone(account);
             senders.insert(
-                speaker,
+                sender_id,
                 Follow { pid, account, start: None, since_ns: None, tried_ns: i64::MIN, folder: None },
             );
         }
@@ -124,18 +124,18 @@ impl Kills {
 
     /// Reads the groups, at most once a second. Returns kills to which no sender's end was attributed within
     /// [`BLAMED_NS`], each with the senders that were in that group.
-    pub fn look(&self, now_ns: i64) -> Vec<(Vec<Speaker>, HostOom)> {
+    pub fn look(&self, now_ns: i64) -> Vec<(Vec<SenderId>, HostOom)> {
         let mut state = self.state();
         if state.looked_ns.is_some_and(|looked_ns| now_ns.saturating_sub(looked_ns) < LOOK_NS) {
             return Vec::new();
         }
         state.looked_ns = Some(now_ns);
-        for (speaker, mut follow) in self.longest_unplaced() {
+        for (sender_id, mut follow) in self.longest_unplaced() {
             follow.tried_ns = now_ns;
             if state.place(&self.groups, &mut follow, now_ns) {
                 follow.since_ns = Some(now_ns);
             }
-            if let Some(known) = self.senders().get_mut(&speaker) {
+            if let Some(known) = self.senders().get_mut(&sender_id) {
                 *known = follow;
             }
         }
@@ -147,7 +147,8 @@ impl Kills {
             if let Some(pending) = watched.pending.take_if(is_old).filter(|pending| !pending.is_reported) {
                 let is_in = |follow: &Follow| follow.folder.as_ref() == Some(folder) && follow.is_before(&pending);
                 let senders = self.senders();
-                let beside = senders.iter().filter(|(_, follow)| is_in(follow)).map(|(speaker, _)| *speaker).collect();
+                let beside =
+                    senders.iter().filter(|(_, follow)| is_in(follow)).map(|(sender_id, _)| *sender_id).collect();
                 let ago_ns = now_ns.saturating_sub(pending.since_ns);
                 let oom = HostOom { ago_ns, is_own: Some(false), has_ended: Some(false), ..pending.oom };
                 nobodys.push((beside, oom));
@@ -158,37 +159,37 @@ impl Kills {
 
     /// The senders whose group is looked for next: those that were not tried for longest, so that an owner's many senders whose
     /// groups are not found keep no other from being placed.
-    fn longest_unplaced(&self) -> Vec<(Speaker, Follow)> {
+    fn longest_unplaced(&self) -> Vec<(SenderId, Follow)> {
         let senders = self.senders();
-        let mut new: Vec<(&Speaker, &Follow)> =
+        let mut new: Vec<(&SenderId, &Follow)> =
             senders.iter().filter(|(_, follow)| follow.since_ns.is_none()).collect();
         new.sort_by_key(|(_, follow)| follow.tried_ns);
-        new.into_iter().take(MOST_NEW).map(|(speaker, follow)| (*speaker, follow.clone())).collect()
+        new.into_iter().take(MOST_NEW).map(|(sender_id, follow)| (*sender_id, follow.clone())).collect()
     }
 
     /// Stops following a sender that has ended, and keeps the kill that explains its end, for [`take`](Self::take).
-    pub fn note_end(&self, speaker: Speaker, now_ns: i64) {
-        if !self.senders().contains_key(&speaker) {
+    pub fn note_end(&self, sender_id: SenderId, now_ns: i64) {
+        if !self.senders().contains_key(&sender_id) {
             return;
         }
         let mut state = self.state();
-        let Some(follow) = self.senders().remove(&speaker) else { return };
+        let Some(follow) = self.senders().remove(&sender_id) else { return };
         let watched = follow.folder.as_ref().and_then(|folder| state.groups.get_mut(folder));
         let oom = watched.and_then(|watched| {
             watched.read(now_ns);
             watched.end(&follow, ending(&self.groups.process(follow.pid), follow.start), now_ns)
         });
         if let Some(oom) = oom {
-            state.ended.insert(speaker, oom);
+            state.ended.insert(sender_id, oom);
         }
         self.forget_groups(&mut state);
     }
 
     /// Returns and removes the kill that ended this sender, if there was one. Also stops following the sender: an event
     /// of it may have been taken, and may have called `watch` again, after its end was noted.
-    pub fn take(&self, speaker: Speaker) -> Option<HostOom> {
-        self.senders().remove(&speaker);
-        if self.groups.is_on() { self.state().ended.remove(&speaker) } else { None }
+    pub fn take(&self, sender_id: SenderId) -> Option<HostOom> {
+        self.senders().remove(&sender_id);
+        if self.groups.is_on() { self.state().ended.remove(&sender_id) } else { None }
     }
 
     /// What a sender's process waits for on its host; `None` if it is not followed, or another process has its id by now.
@@ -229,7 +230,7 @@ impl Kills {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn senders(&self) -> MutexGuard<'_, HashMap<Speaker, Follow>> {
+    fn senders(&self) -> MutexGuard<'_, HashMap<SenderId, Follow>> {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -373,7 +374,7 @@ mod tests {
                 self.counts(group, 0);
             }
             let account = self.accounts.of(&Owner::User { uid, within: Within::Node });
-            self.kills.watch(Speaker::Process(pid), pid, &account);
+            self.kills.watch(SenderId::Process(pid), pid, &account);
         }
 
         fn counts(&self, group: &str, kills: u64) {
@@ -383,20 +384,20 @@ mod tests {
         }
 
         /// The first senders whose group is looked for next.
-        fn next(&self) -> Vec<Speaker> {
-            self.kills.longest_unplaced().into_iter().map(|(speaker, _)| speaker).collect()
+        fn next(&self) -> Vec<SenderId> {
+            self.kills.longest_unplaced().into_iter().map(|(sender_id, _)| sender_id).collect()
         }
 
         /// Looks after this many seconds, and returns the processes beside which one was killed.
-        fn look(&self, seconds: i64) -> Vec<Vec<Speaker>> {
+        fn look(&self, seconds: i64) -> Vec<Vec<SenderId>> {
             let beside = self.kills.look(seconds * SECOND_NS);
             assert!(beside.iter().all(|(_, oom)| oom.has_ended == Some(false) && oom.pid.is_none()));
             assert!(beside.iter().all(|(_, oom)| oom.ago_ns > BLAMED_NS), "it has gone on since");
             beside
                 .into_iter()
-                .map(|(mut speakers, _)| {
-                    speakers.sort_by_key(|speaker| format!("{speaker:?}"));
-                    speakers
+                .map(|(mut sender_ids, _)| {
+                    sender_ids.sort_by_key(|sender_id| format!("{sender_id:?}"));
+                    sender_ids
                 })
                 .collect()
         }
@@ -404,9 +405,9 @@ mod tests {
         /// Ends a process with these flags.
         fn ends(&self, pid: u32, flags: u32, seconds: i64) -> Option<HostOom> {
             self.process(pid, flags, 5);
-            let speaker = Speaker::Process(pid);
-            self.kills.note_end(speaker, seconds * SECOND_NS);
-            self.kills.take(speaker)
+            let sender_id = SenderId::Process(pid);
+            self.kills.note_end(sender_id, seconds * SECOND_NS);
+            self.kills.take(sender_id)
         }
 
         fn is_killed(&self, pid: u32, seconds: i64) -> bool {
@@ -421,11 +422,11 @@ mod tests {
         assert_eq!(rig.next().len(), MOST_NEW);
         rig.kills.senders().values_mut().for_each(|follow| follow.tried_ns = 5);
         rig.watch(99, "b", 2);
-        assert_eq!(rig.next()[0], Speaker::Process(99));
-        rig.kills.senders().get_mut(&Speaker::Process(7)).expect("one").tried_ns = 4;
+        assert_eq!(rig.next()[0], SenderId::Process(99));
+        rig.kills.senders().get_mut(&SenderId::Process(7)).expect("one").tried_ns = 4;
         assert_eq!(
             rig.next()[..2],
-            [Speaker::Process(99), Speaker::Process(7)],
+            [SenderId::Process(99), SenderId::Process(7)],
             "then in the order of the last attempt"
         );
     }
@@ -443,7 +444,11 @@ mod tests {
         let oom = rig.ends(1, SIGNALED, 2).expect("killed, as is read at its end");
         assert_eq!((oom.killed, oom.pid, oom.has_ended, oom.is_own), (Some(1), Some(1), Some(true), Some(true)));
         assert_eq!((oom.is_limit, oom.limit_bytes, oom.group.as_deref()), (Some(true), Some(1024), Some("/a")));
-        assert_eq!((rig.kills.take(Speaker::Process(1)), rig.ends(4, SIGNALED, 2)), (None, None), "once, in its group");
+        assert_eq!(
+            (rig.kills.take(SenderId::Process(1)), rig.ends(4, SIGNALED, 2)),
+            (None, None),
+            "once, in its group"
+        );
         assert_eq!(rig.ends(2, SIGNALED, 3), None, "one was killed, and one has ended");
         assert_eq!(rig.kills.count(), 0);
     }
@@ -464,7 +469,7 @@ mod tests {
         assert!(rig.look(20).is_empty());
         rig.watch(6, "a", 1);
         assert!(rig.look(30).is_empty(), "it may still end");
-        assert_eq!(rig.look(31), [[Speaker::Process(4), Speaker::Process(5)]], "6 was not there");
+        assert_eq!(rig.look(31), [[SenderId::Process(4), SenderId::Process(5)]], "6 was not there");
         assert!(rig.look(45).is_empty() && !rig.is_killed(4, 46));
         rig.counts("a", 4);
         assert!(rig.look(45).is_empty(), "read once a second");
@@ -493,9 +498,9 @@ mod tests {
         let closed = rig.ends(5, 0, 31).map(|oom| (oom.is_own, oom.has_ended, oom.ago_ns));
         assert_eq!(closed, Some((Some(false), None, SECOND_NS)), "its connection ended a second later");
         std::fs::remove_dir_all(rig.folder.path().join("proc/4")).expect("gone");
-        rig.kills.note_end(Speaker::Process(4), 31 * SECOND_NS);
+        rig.kills.note_end(SenderId::Process(4), 31 * SECOND_NS);
         assert_eq!(
-            rig.kills.take(Speaker::Process(4)).map(|oom| (oom.is_own, oom.has_ended)),
+            rig.kills.take(SenderId::Process(4)).map(|oom| (oom.is_own, oom.has_ended)),
             Some((None, Some(true)))
         );
     }
@@ -548,10 +553,10 @@ mod tests {
         assert!(rig.look(21).is_empty() && rig.kills.count() == 0);
         assert_eq!(rig.ends(5, SIGNALED, 22), None);
         // What a connection had sent was parked, and is taken after its end was noted.
-        rig.kills.note_end(Speaker::Connection(5), 0);
+        rig.kills.note_end(SenderId::Connection(5), 0);
         let account = rig.accounts.of(&Owner::User { uid: 1, within: Within::Node });
-        rig.kills.watch(Speaker::Connection(5), 2, &account);
-        assert_eq!(rig.kills.take(Speaker::Connection(5)), None);
+        rig.kills.watch(SenderId::Connection(5), 2, &account);
+        assert_eq!(rig.kills.take(SenderId::Connection(5)), None);
         let senders: Vec<u32> = rig.kills.senders().values().map(|follow| follow.pid).collect();
         assert_eq!(senders, [4]);
     }
@@ -572,7 +577,7 @@ mod tests {
         assert!(one <= MOST_GROUPS / 2 && other <= MOST_GROUPS / 2, "{one}, {other}");
         assert_eq!(one + other + third, MOST_GROUPS);
         let account = rig.accounts.of(&Owner::User { uid: 9, within: Within::Node });
-        (0..2_000).for_each(|id| rig.kills.watch(Speaker::Connection(id), 1, &account));
+        (0..2_000).for_each(|id| rig.kills.watch(SenderId::Connection(id), 1, &account));
         assert_eq!(rig.kills.senders().values().filter(|follow| Arc::ptr_eq(&follow.account, &account)).count(), 512);
     }
 }

@@ -9,7 +9,7 @@
 pub(super) mod code;
 
 use highwater_core::jobs::{Account, Event};
-use highwater_core::shares::{Given, Shares, Weigh, Whose};
+use highwater_core::shares::{Given, OwnerKey, Shares, Weigh};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -186,7 +186,7 @@ impl EventLog {
         let numbers = numbers.start.min(inner.count)..numbers.end.min(inner.count);
         let numbers = numbers.start..inner.first_of(&numbers, TAKEN_BYTES);
         let owners = inner.kept.each_of().map(|(whose, own)| (whose, Own::of(own, &numbers)));
-        let owners: Vec<(Whose, Own)> = owners.filter(|(_, own)| !own.blocks.is_empty()).collect();
+        let owners: Vec<(OwnerKey, Own)> = owners.filter(|(_, own)| !own.blocks.is_empty()).collect();
         drop(inner);
         let (whose, mut owners): (Vec<_>, Vec<_>) = owners.into_iter().unzip();
         let wants: Vec<_> = whose.into_iter().zip(owners.iter().map(Own::bytes)).collect();

@@ -11,7 +11,7 @@ use super::answer::MOST_REPLY_BYTES;
 use super::datagram::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
 use crate::place::process::{started_after, ticks_now};
-use highwater_core::jobs::{Account, Refusal, Reservation, Resource, Sender, Speaker};
+use highwater_core::jobs::{Account, Refusal, Reservation, Resource, Sender, SenderId};
 use rustix::event::{Timespec, epoll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, listen, recv, send};
@@ -207,9 +207,9 @@ impl<'a> Reader<'a> {
                 After::End => {
                     // Closing the socket removes it from epoll.
                     let Some(Connection { sender, held, .. }) = self.connections.remove(&number) else { return };
-                    let Some(speaker) = sender.connection.map(Speaker::Connection) else { return };
+                    let Some(sender_id) = sender.connection.map(SenderId::Connection) else { return };
                     // It counts as a connection until its end has been handled.
-                    return self.intake.end_after_parked(sender.pid, speaker, Some(held));
+                    return self.intake.end_after_parked(sender.pid, sender_id, Some(held));
                 }
             }
         }

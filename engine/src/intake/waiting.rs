@@ -1,6 +1,6 @@
 //! An event on its way: when it arrived and from whom, and what waits until more is known of its sender.
 
-use highwater_core::jobs::{Account, Reservation, Sender, Speaker};
+use highwater_core::jobs::{Account, Reservation, Sender, SenderId};
 use highwater_core::wire::Annotation;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(super) enum Parked {
     /// The end of this process or of a connection of it, which comes after its events.
     End {
         pid: u32,
-        speaker: Speaker,
+        sender_id: SenderId,
         _held: Option<Reservation>,
     },
 }

@@ -9,7 +9,7 @@ use super::rows::{RecordingReader, json, needed, number, real, text, word};
 use super::tape::{Format, Tape, Times, Words, is_too_long};
 use super::track::Track;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::gpu::{Activity, Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
+use highwater_core::gpu::{Activity, Changed, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::source::{OpenError, provenance};
 use highwater_core::wire::{Annotation, EventType, Gpu, GpuList, Kind, Memory, Scalar};
 use rusqlite::Row;
@@ -222,7 +222,7 @@ impl RecordingReader {
                 let health =
                     health.ok_or_else(|| FileProblem::malformed(format!("`{label}` is none of up, lost and hung")))?;
                 let trouble = text(row, 3)?.unwrap_or_default().chars().take(MOST_TROUBLE).collect();
-                let (seen_ns, what) = (needed(row, 0)?, Became::Health { health, trouble });
+                let (seen_ns, what) = (needed(row, 0)?, Changed::Health { health, trouble });
                 let before =
                     turns.partition_point(|turn| *turn < seen_ns).checked_sub(1).map(|before| turns[before] + 1);
                 let at_ns = before.filter(|_| health == Health::Up).unwrap_or(seen_ns);
@@ -232,7 +232,7 @@ impl RecordingReader {
         if self.has_column("xids", "xid") {
             changes.extend(self.rows("xids", &of("xid, count, last_ns", "xids"), 0, MOST_CHANGES, |row| {
                 let seen = Xid { count: needed(row, 3)?, last_ns: needed(row, 4)? };
-                let what = Became::Xid { xid: needed(row, 2)?, seen };
+                let what = Changed::Xid { xid: needed(row, 2)?, seen };
                 Ok(GpuChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
             })?);
         }

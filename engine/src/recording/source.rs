@@ -10,7 +10,7 @@ use super::part::Part;
 use super::tape::{Allocation, Format, Tape};
 use super::track::Track;
 use super::{folder, read};
-use highwater_core::gpu::{Became, Device, GpuChange, GpuState, Medium};
+use highwater_core::gpu::{Changed, Device, GpuChange, GpuState, Medium};
 use highwater_core::source::provenance::RECORDED_FROM;
 use highwater_core::source::{CallStats, Error, NextTick, OpenError, Source};
 use highwater_core::wire::Annotation;
@@ -130,7 +130,7 @@ impl Replay {
         here.map(|change| {
             let mut change = change.clone();
             change.at_ns = change.at_ns.saturating_add(self.shift_ns);
-            if let Became::Xid { seen, .. } = &mut change.what {
+            if let Changed::Xid { seen, .. } = &mut change.what {
                 seen.last_ns = seen.last_ns.saturating_add(self.shift_ns);
             }
             change

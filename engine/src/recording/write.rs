@@ -8,7 +8,7 @@ use super::schema;
 use super::state::State;
 use crate::sample::Sweep;
 use highwater_core::detect::{Finding, LagCause, Said};
-use highwater_core::gpu::{Became, GpuChange, GpuState, UsagePoint};
+use highwater_core::gpu::{Changed, GpuChange, GpuState, UsagePoint};
 use highwater_core::jobs::{Event, JobId, Profile, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
@@ -268,11 +268,11 @@ impl RecordingWriter {
     pub fn gpu_change(&self, change: &GpuChange, begin_ns: i64) -> rusqlite::Result<()> {
         let (at_ns, gpu) = (self.unix(change.at_ns.max(begin_ns)), place(change.gpu));
         match &change.what {
-            Became::Health { health, trouble } => {
+            Changed::Health { health, trouble } => {
                 let trouble = Some(trouble).filter(|trouble| !trouble.is_empty());
                 insert!(self, "INSERT INTO health" { at_ns: at_ns, gpu: gpu, health: health.label(), trouble: trouble })
             }
-            Became::Xid { xid, seen } => {
+            Changed::Xid { xid, seen } => {
                 let (xid, count, last_ns) = (whole(*xid), whole(seen.count), self.unix(seen.last_ns));
                 insert!(self, "INSERT INTO xids" { at_ns: at_ns, gpu: gpu, xid: xid, count: count, last_ns: last_ns })
             }

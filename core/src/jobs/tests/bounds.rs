@@ -181,7 +181,7 @@ fn a_rank_whose_pod_became_known_late_ends_with_its_process() {
     say(&mut jobs, &of(Within::Unknown), &begin("a", 7));
     let pod = Within::Pod(Pod { namespace: "n".into(), name: "p".into() });
     (0..2).for_each(|_| say(&mut jobs, &of(pod.clone()), &begin("a", 7)));
-    let exits: Vec<_> = jobs.end_with(Speaker::Process(7), 9).into_iter().map(|(exit, _)| exit).collect();
+    let exits: Vec<_> = jobs.end_with(SenderId::Process(7), 9).into_iter().map(|(exit, _)| exit).collect();
     assert_eq!(exits.iter().map(|exit| (exit.event, exit.pid)).collect::<Vec<_>>(), [(EventType::Exit, Some(7))]);
     assert_eq!((rank(&jobs).exited_ns, rank(&jobs).open.len()), (Some(9), 0));
 }

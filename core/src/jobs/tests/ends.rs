@@ -67,15 +67,15 @@ fn ranks_that_have_ended_make_room_for_others_of_their_owner() {
 #[test]
 fn a_rank_ends_with_whoever_alone_speaks_for_it() {
     let (mut jobs, account) = running();
-    assert!(jobs.end_with(Speaker::Process(8), 9).is_empty() && jobs.end_with(Speaker::Connection(7), 9).is_empty());
-    let exits: Vec<_> = jobs.end_with(Speaker::Process(7), 9).into_iter().map(|(exit, _)| exit).collect();
+    assert!(jobs.end_with(SenderId::Process(8), 9).is_empty() && jobs.end_with(SenderId::Connection(7), 9).is_empty());
+    let exits: Vec<_> = jobs.end_with(SenderId::Process(7), 9).into_iter().map(|(exit, _)| exit).collect();
     assert_eq!(exits, [Event { scope: Some(Scope::Daemon), ..Event::exit("j", 0, Some(7), 9) }]);
     assert_eq!((rank(&jobs).exited_ns, jobs.left().exited), (Some(9), 1));
-    assert!(jobs.end_with(Speaker::Process(7), 9).is_empty(), "returned once");
+    assert!(jobs.end_with(SenderId::Process(7), 9).is_empty(), "returned once");
     // One that still speaks, or has something open, keeps it.
     let (mut jobs, _) = running();
     jobs.take(&begin("c", 8), &account, 0).unwrap();
-    assert!(jobs.end_with(Speaker::Process(7), 9).is_empty(), "8 has begun c, and is not over");
+    assert!(jobs.end_with(SenderId::Process(7), 9).is_empty(), "8 has begun c, and is not over");
 }
 
 #[test]
@@ -83,9 +83,9 @@ fn a_connection_speaks_for_itself_and_not_for_its_process() {
     let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
     let over = |connection| Event { connection: Some(connection), ..begin("a", 7) };
     assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, None);
-    assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, Some(Speaker::Connection(1)));
-    assert!(jobs.end_with(Speaker::Process(7), 9).is_empty());
-    assert_eq!(jobs.end_with(Speaker::Connection(1), 9).len(), 1);
+    assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, Some(SenderId::Connection(1)));
+    assert!(jobs.end_with(SenderId::Process(7), 9).is_empty());
+    assert_eq!(jobs.end_with(SenderId::Connection(1), 9).len(), 1);
 }
 
 #[test]
@@ -118,10 +118,10 @@ fn a_second_process_that_sends_steps_for_a_rank_is_kept_apart() {
     let data = Event { connection: Some(3), ..begin("data", 9) };
     assert_eq!(take(&mut jobs, &account, &data).unwrap().job.text(), "j");
     // When the first has ended, the rank is free, also for a process of the same id as the second.
-    jobs.end_with(Speaker::Connection(3), 5);
-    jobs.end_with(Speaker::Connection(1), 5);
+    jobs.end_with(SenderId::Connection(3), 5);
+    jobs.end_with(SenderId::Connection(1), 5);
     jobs.end_held_by(7, 5);
-    jobs.end_with(Speaker::Connection(2), 5);
+    jobs.end_with(SenderId::Connection(2), 5);
     jobs.expire(i64::MAX);
     assert_eq!(take(&mut jobs, &account, &step(8, 4)).unwrap().job.text(), "j");
 }
@@ -147,7 +147,7 @@ fn a_rank_whose_process_ran_out_of_host_memory_is_marked_where_it_was_and_goes_o
     let oom =
         HostOom { pid: Some(7), killed: Some(1), is_own: Some(true), has_ended: Some(true), ..HostOom::default() };
     let ranks = |marks: Vec<(Event, Arc<Account>)>| marks.into_iter().map(|(mark, _)| mark.rank).collect::<Vec<_>>();
-    assert_eq!(ranks(jobs.mark_host_oom(&[Speaker::Process(7)], &oom, 5)), [0, 1]);
+    assert_eq!(ranks(jobs.mark_host_oom(&[SenderId::Process(7)], &oom, 5)), [0, 1]);
     let of = |jobs: &Jobs, rank: u32| named(jobs, "j").ranks[&rank].host_oom.clone();
     let marked = of(&jobs, 0).expect("marked");
     assert_eq!((marked.count, marked.at_ns, marked.phase.as_deref(), &*marked.gpus), (1, 5, Some("b"), &[3][..]));
@@ -158,7 +158,7 @@ fn a_rank_whose_process_ran_out_of_host_memory_is_marked_where_it_was_and_goes_o
     assert!(of(&jobs, 0).is_some(), "it is known after its end");
     // Ranks that have ended lose no process beside them.
     let beside = HostOom { pid: None, is_own: Some(false), has_ended: Some(false), ..oom.clone() };
-    let all = [Speaker::Process(7), Speaker::Process(8)];
+    let all = [SenderId::Process(7), SenderId::Process(8)];
     assert_eq!(ranks(jobs.mark_host_oom(&all, &beside, 7)), [1], "the lowest of the job");
     assert_eq!(of(&jobs, 1).map(|oom| (oom.count, oom.pid)), Some((2, None)));
     let late = HostOom { ago_ns: 2 * SECOND_NS, ..beside.clone() };
@@ -169,11 +169,11 @@ fn a_rank_whose_process_ran_out_of_host_memory_is_marked_where_it_was_and_goes_o
         (8 - 2 * SECOND_NS, None, None),
         "not where it is now"
     );
-    assert!(jobs.mark_host_oom(&[Speaker::Process(9)], &beside, 8).is_empty());
+    assert!(jobs.mark_host_oom(&[SenderId::Process(9)], &beside, 8).is_empty());
     // A process of its data loader sends for rank 4 too.
     for name in ["a", "b"] {
         jobs.take(&Event { rank: 4, ..begin(name, 9) }, &account, 9).unwrap();
     }
-    assert_eq!(ranks(jobs.mark_host_oom(&[Speaker::Process(9)], &HostOom { pid: Some(9), ..oom }, 10)), [4]);
+    assert_eq!(ranks(jobs.mark_host_oom(&[SenderId::Process(9)], &HostOom { pid: Some(9), ..oom }, 10)), [4]);
     assert_eq!(of(&jobs, 4).map(|oom| (oom.is_own, oom.has_ended)), Some((Some(false), Some(false))));
 }

@@ -25,7 +25,7 @@ fn running() -> (Jobs, Arc<Account>) {
     let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
     let on_gpu = Event { gpus: Some(vec![3]), ..begin("a", 7) };
     let taken = [on_gpu, end("a", 7), begin("b", 7)].map(|event| jobs.take(&event, &account, 0).unwrap().watch);
-    assert_eq!(taken, [None, Some(Speaker::Process(7)), None], "one that has spoken twice is watched");
+    assert_eq!(taken, [None, Some(SenderId::Process(7)), None], "one that has spoken twice is watched");
     (jobs, account)
 }
 

@@ -255,7 +255,7 @@ fn the_end_of_a_connection_waits_behind_what_it_sent() {
     for name in ["a", "b"] {
         assert_eq!(intake.take_json(&begins("j", &[name]), &sender).accepted, 1);
     }
-    intake.end_after_parked(Some(20), Speaker::Connection(7), None);
+    intake.end_after_parked(Some(20), SenderId::Connection(7), None);
     link();
     clock.advance_to(SECOND_NS);
     intake.advance();

@@ -203,9 +203,9 @@ fn what_became_of_gpus_comes_in_order_of_time_by_their_positions() {
     let health = |at_ns, health, trouble: &str| GpuChange {
         at_ns,
         gpu: 1,
-        what: Became::Health { health, trouble: trouble.into() },
+        what: Changed::Health { health, trouble: trouble.into() },
     };
-    let xid = GpuChange { at_ns: 20, gpu: 0, what: Became::Xid { xid: 79, seen: Xid { count: 3, last_ns: 18 } } };
+    let xid = GpuChange { at_ns: 20, gpu: 0, what: Changed::Xid { xid: 79, seen: Xid { count: 3, last_ns: 18 } } };
     let changes = |after_ns, to_ns| replay.changes(after_ns, to_ns).collect::<Vec<_>>();
     assert_eq!(changes(i64::MIN, 20), [health(20, Health::Lost, "fell off the bus"), xid]);
     assert_eq!(changes(20, 99), [health(40, Health::Up, "")]);
