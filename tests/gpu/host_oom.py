@@ -20,7 +20,6 @@ It needs root and the memory controller of control groups below /sys/fs/cgroup, 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -30,10 +29,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benches" / "gpu"))
-
-import measure  # noqa: E402
+from culprits import findings
+from recorder import ROOT, measure, start
 
 GROUPS = Path("/sys/fs/cgroup")
 IS_OLD = not (GROUPS / "cgroup.controllers").exists()
@@ -54,8 +51,9 @@ PATIENCE_S = 20.0
 
 JOB = """
 import os, sys, time
-import highwater
-end, limit = sys.argv[1], int(sys.argv[2])
+end, limit, group = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+open(group, "w").write(str(os.getpid()))
+import itertools, highwater
 def take(bytes):
     held = []
     while sum(map(len, held)) < bytes:
@@ -69,7 +67,7 @@ def beside():
         take(2 * limit)
         os._exit(0)
     os.waitpid(child, 0)
-for step in range(400):
+for step in itertools.count():
     with highwater.step(step), highwater.phase("data"):
         time.sleep(0.02)
         if step == 50:
@@ -100,9 +98,6 @@ class Group:
                 # The old files limit memory and swap together.
                 swap.write_text(str(limit) if IS_OLD else "0")
 
-    def enter(self) -> None:
-        (self.path / "cgroup.procs").write_text(str(os.getpid()))
-
     def kills(self) -> int:
         """The kernel's own count, beside which the findings are judged."""
         lines = (self.path / FILES[2]).read_text().splitlines()
@@ -116,22 +111,21 @@ class Group:
                 time.sleep(0.1)
 
 
-def start(end: str, group: Group, daemon: measure.Daemon) -> subprocess.Popen[str]:
-    own = {"HIGHWATER_ANNOTATIONS_SOCKET": str(daemon.socket), "HIGHWATER_JOB": f"host-{end}", "PYTHONPATH": str(ROOT / "python")}
-    command = [sys.executable, "-c", JOB, end, str(LIMIT)]
-    return subprocess.Popen(command, env={**os.environ, **own}, preexec_fn=group.enter, stdout=subprocess.PIPE, text=True)
+def begin(end: str, group: Group, daemon: measure.Daemon) -> subprocess.Popen[str]:
+    """Starts a job that enters its group before anything else."""
+    entrance = str(group.path / "cgroup.procs")
+    return start("-c", daemon, f"host-{end}", JOB, end, str(LIMIT), entrance, PYTHONPATH=str(ROOT / "python"))
 
 
-def findings(daemon: measure.Daemon) -> list[dict[str, Any]]:
-    answer = json.loads(daemon.get("/api/v1/findings?limit=512"))
-    return [one for one in answer["findings"] if one["finding"] == "host_oom"]
+def host_ooms(daemon: measure.Daemon) -> list[dict[str, Any]]:
+    return [one for one in findings(daemon) if one["finding"] == "host_oom"]
 
 
 def judge(daemon: measure.Daemon, end: str) -> tuple[str, str, bool]:
     """Runs one job to its end. A row of the table: what, what came of it, and whether that is right."""
     group = Group(end, LIMIT)
     try:
-        job = start(end, group, daemon)
+        job = begin(end, group, daemon)
         assert job.stdout
         job.stdout.readline()
         if end == "killed":
@@ -140,7 +134,7 @@ def judge(daemon: measure.Daemon, end: str) -> tuple[str, str, bool]:
         found: list[dict[str, Any]] = []
         while time.monotonic() < until and not (found and end in EXPECTED):
             time.sleep(0.2)
-            found = [one for one in findings(daemon) if one["job"] == f"host-{end}"]
+            found = [one for one in host_ooms(daemon) if one["job"] == f"host-{end}"]
         job.kill()
         code = job.wait(10)
         kills = group.kills()
@@ -162,10 +156,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         daemon = measure.Daemon(Path(os.environ["HIGHWATER"]), Path(folder), arguments=["--source", "sim"])
         beside = Group("neighbour", None)
-        neighbour = start("neighbour", beside, daemon)
+        neighbour = begin("neighbour", beside, daemon)
         try:
             rows = [judge(daemon, end) for end in options.only or ENDS]
-            others = [one["job"] for one in findings(daemon) if one["job"] not in {f"host-{end}" for end in EXPECTED}]
+            others = [one["job"] for one in host_ooms(daemon) if one["job"] not in {f"host-{end}" for end in EXPECTED}]
             rows.append(("neighbour and others", ", ".join(others) or "no finding", not others))
         finally:
             neighbour.kill()

@@ -107,21 +107,13 @@ impl Late {
     /// comes before what the GPUs show, so a step yields at most one sign.
     pub fn judge(&mut self, view: &View<'_>, group: &Group<'_>, signs: &mut Vec<Sign>) -> bool {
         let Some(job) = group.step().map(|step| step.key.0.clone()) else { return false };
-        for member in &group.members {
-            if let Some(known) = self.ranks.get_mut(&member.step.key) {
-                known.by_marks = None;
-            }
-        }
+        forget(&mut self.ranks, group, |known| known.by_marks = None);
         if !are_comparable(view, group) {
             // What the GPUs did in it does not belong to the block.
             if let Some(block) = self.jobs.get_mut(&job) {
                 block.lengths_ns.clear();
             }
-            for member in &group.members {
-                if let Some(known) = self.ranks.get_mut(&member.step.key) {
-                    known.by_device = None;
-                }
-            }
+            forget(&mut self.ranks, group, |known| known.by_device = None);
             return false;
         }
         let by_marks = self.judge_marks(view, group);
@@ -191,11 +183,7 @@ impl Late {
             Verdict::Unclear if block.run.as_ref().is_some_and(|run| end_ns - run.end_ns <= UNCLEAR_NS) => return None,
             Verdict::Unclear => None,
         };
-        for member in &group.members {
-            if let Some(known) = self.ranks.get_mut(&member.step.key) {
-                known.by_device = None;
-            }
-        }
+        forget(&mut self.ranks, group, |known| known.by_device = None);
         let Some((found, cause)) = late.and_then(|found| found.cause.map(|cause| (found, cause))) else {
             block.run = None;
             return None;
@@ -243,6 +231,15 @@ impl Late {
         block.step_ns = (end_ns - block.begin_ns) / i64::try_from(block.steps).unwrap_or(i64::MAX);
         let is_long = block.steps >= BLOCK_STEPS && end_ns - block.begin_ns >= BLOCK_NS;
         (is_long || block.steps >= MOST_STEPS).then_some((block.begin_ns, end_ns))
+    }
+}
+
+/// Forgets something of each rank of a step.
+fn forget(ranks: &mut BTreeMap<RankKey, Known>, group: &Group<'_>, mut what: impl FnMut(&mut Known)) {
+    for member in &group.members {
+        if let Some(known) = ranks.get_mut(&member.step.key) {
+            what(known);
+        }
     }
 }
 
