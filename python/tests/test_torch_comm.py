@@ -42,6 +42,19 @@ class Union(TorchCase):
         with mock.patch.object(comm.time, "monotonic", return_value=1e9):
             self.assertEqual([mark[1] for mark in collected.take()], [10, 15])
 
+    def test_what_is_seen_to_end_after_its_step_ends_with_it(self):
+        """The daemon sorts marks by their times, and refuses the end of what was open when a step ended."""
+        from highwater.torch import clock, comm
+
+        ops = [comm.Op(begin) for begin in (10, 40_000, 90_000)]
+        for op, end in zip(ops, (15, 70_000, 95_000)):
+            op.end = end
+        at = clock.Stamp(None, 0, False)
+        collected = comm.Collected(clock.HostClock(), comm.Sent(), ops, at)
+        self.assertIsNone(collected.take(), "when the step ended is not known yet")
+        at.at_ns = 50_000
+        self.assertEqual([mark[1] for mark in collected.take()], [10, 15, 40_000, 50_000, 90_000, 95_000])
+
 
 @needs_torch
 class OnCuda(TorchCase):

@@ -2,8 +2,8 @@
 //!
 //! Enters: the steps of one number of a job's ranks. Leaves: a [`Group`]. Ranks are alike if their coordinates say so: same
 //! stage, same shard, other data. Where a job sends no coordinates, the marks must show it: the same phases in the same order,
-//! and the first of them at the same time, which stages of a pipeline never have. A rank that is like no other rank is compared
-//! with none.
+//! and the first of them at the same time, which stages of a pipeline never have, or the second by far longer than the ranks are
+//! apart. A rank that is like no other rank is compared with none.
 
 use super::finding::{Evidence, HumanDuration, seconds};
 use super::steps::Step;
@@ -25,7 +25,7 @@ pub(super) struct Alike {
     pub members: Vec<usize>,
     /// Whether their coordinates say so.
     pub is_by_mesh: bool,
-    /// The time that the first phases of all of them have in common.
+    /// The time that their first phases have in common.
     window_ns: (i64, i64),
 }
 
@@ -104,17 +104,19 @@ fn alike(members: &[Member<'_>]) -> Vec<Alike> {
         let with = all.iter_mut().find_map(|one| {
             let first = members.get(*one.members.first()?)?;
             let window_ns = (one.window_ns.0.max(work.first_ns.0), one.window_ns.1.min(work.first_ns.1));
-            let looks_alike = first.work.as_ref()?.order == work.order && window_ns.0 < window_ns.1;
+            let of_first = first.work.as_ref()?;
+            let is_common = window_ns.0 < window_ns.1;
+            let looks_alike = of_first.order == work.order && (is_common || of_first.is_beside(work));
             let is_like = match (member.mesh, first.mesh) {
                 // A mesh without stages may be a part of one that has them: then the marks must agree.
                 (Some(mesh), Some(other)) => mesh.is_like(other) && (mesh.stage().is_some() || looks_alike),
                 (None, None) => looks_alike,
                 _ => false,
             };
-            is_like.then_some((one, window_ns))
+            is_like.then(|| (if is_common { window_ns } else { one.window_ns }, one))
         });
         match with {
-            Some((one, window_ns)) => {
+            Some((window_ns, one)) => {
                 one.members.push(position);
                 one.window_ns = window_ns;
             }

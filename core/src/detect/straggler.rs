@@ -412,6 +412,20 @@ mod tests {
     }
 
     #[test]
+    fn ranks_whose_short_forward_passes_miss_each_other_are_compared_by_their_backward_passes() {
+        let lag = |phases: [(&str, i64); 4]| {
+            let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+            let step = |rank, begin_ms| Hand::step(rank, 3, begin_ms * MILLISECOND_NS, &phases);
+            hand.steps_end(&mut detector, vec![step(0, 0), step(1, 3)]);
+            Hand::ratios(&detector, 0).compute_lag
+        };
+        assert_eq!(lag([("forward", 1), ("backward", 60), ("comm", 9), ("optimizer", 4)]), Some(1.0));
+        // The passes of a pipeline's stages miss each other, and only what is done once at the end does not.
+        assert_eq!(lag([("forward", 1), ("backward", 2), ("comm", 9), ("optimizer", 4)]), None);
+        assert_eq!(lag([("forward", 1), ("comm", 9), ("forward", 1), ("optimizer", 4)]), None);
+    }
+
+    #[test]
     fn a_step_waits_for_all_ranks_but_not_for_long_and_not_with_many() {
         let one_missing = |nth| group(nth, 130, 30).into_iter().skip(1);
         let (mut hand, mut detector) = (Hand::with_ranks(4), Compare::default());

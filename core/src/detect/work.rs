@@ -13,6 +13,9 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 /// Communication lies in one phase if at most one part in `SPREAD` of it lies in others.
 const SPREAD: i64 = 8;
+/// Two ranks ran their second phases together if these have at least `TOGETHER` times as long in common as the begins of their
+/// first phases are apart. Stages of a pipeline are apart by a forward pass at least, and a backward pass is two or three as long.
+const TOGETHER: i64 = 8;
 
 /// What one rank did in one step. Of a step in which most of the communication of all ranks lies in phases of work, nothing of this
 /// is known ([`Work::is_known`]).
@@ -37,6 +40,8 @@ pub(super) struct Work {
     pub order: u64,
     /// Begin and end of the first one.
     pub first_ns: (i64, i64),
+    /// And of the first one of another name, unless that name is the last of the step, such as an optimizer's.
+    second_ns: Option<(i64, i64)>,
 }
 
 type Interval = (i64, i64);
@@ -85,6 +90,7 @@ impl Work {
             outside_ns: (step.length_ns() - span_ns - once_ns).max(0),
             order: order(&phases),
             first_ns: (first.begin_ns, first.end_ns),
+            second_ns: second(&phases),
         })
     }
 }
@@ -98,6 +104,14 @@ impl Work {
         2 * beside_ns <= comm_ns
     }
 
+    /// Whether two ranks ran what comes after their first phase together, as ranks do whose forward passes are shorter than they
+    /// are apart, and stages of a pipeline never do.
+    pub fn is_beside(&self, other: &Self) -> bool {
+        let Some((one, other_one)) = self.second_ns.zip(other.second_ns) else { return false };
+        let common_ns = one.1.min(other_one.1) - one.0.max(other_one.0);
+        common_ns > 0 && common_ns / TOGETHER >= (self.first_ns.0 - other.first_ns.0).abs()
+    }
+
     /// Whether the communication that lies in phases of work lies in one of them, as DDP's in the backward pass. The ranks enter
     /// it together, so that one with more work communicates less by about as much. Under FSDP2, whose ranks communicate in each pass
     /// and run ahead of each other, what is left of their phases is chance.
@@ -106,6 +120,13 @@ impl Work {
             ranks.fold((0, 0), |(beside_ns, spread_ns), one| (beside_ns + one.beside_ns, spread_ns + one.spread_ns));
         SPREAD * spread_ns <= beside_ns
     }
+}
+
+/// When the first phase of another name than the first was, unless the step ends with that name.
+fn second(phases: &[&Phase]) -> Option<Interval> {
+    let (first, last) = (&phases.first()?.name, &phases.last()?.name);
+    let second = phases.iter().find(|phase| phase.name != *first)?;
+    (second.name != *last).then_some((second.begin_ns, second.end_ns))
 }
 
 fn counts<'a>(phases: &[&'a Phase]) -> BTreeMap<&'a str, u64> {

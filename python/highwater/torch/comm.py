@@ -3,7 +3,9 @@
 A job with FSDP issues hundreds of collectives a step. Times that overlap or lie closer than GAP_NS are one interval. If
 there are more than MOST_INTERVALS, those with the smallest gaps are merged. A merged interval begins with its first part and
 lasts as long as its parts together, so the time spent in communication stays the same. Intervals are sent with the end of the
-phase during which they ended.
+phase during which they ended. One that is seen to end after its step ends with the step: the daemon puts marks in the order of
+their times, and drops what is open when a step ends. On a CPU, a thread of the backend sees the end, perhaps long after the
+thread of the job went on.
 """
 
 import threading
@@ -91,12 +93,13 @@ class Sent:
 
 
 class Collected(Later):
-    """Collectives that ended during a phase, on their way."""
+    """Collectives that ended during a phase, on their way. None of them is sent as ending after `step_end`."""
 
-    def __init__(self, clock: Clock, sent: Sent, ops: List[Op]) -> None:
+    def __init__(self, clock: Clock, sent: Sent, ops: List[Op], step_end: Optional[Time] = None) -> None:
         self.clock = clock
         self.sent = sent
         self.ops = ops
+        self.step_end = step_end
         self.taken = 0
         self.known: List[Interval] = []
         self.until_s = time.monotonic() + LATE_S
@@ -118,7 +121,13 @@ class Collected(Later):
                 self.known.append((begin, end))
             self.taken += 1
             taken += 1
-        return self.sent.marks(self.known)
+        if self.step_end is None:
+            return self.sent.marks(self.known)
+        step_end_ns = self.clock.resolve(self.step_end)
+        if step_end_ns is None:
+            return None
+        within = [(begin, min(end, step_end_ns) if begin < step_end_ns else end) for begin, end in self.known]
+        return self.sent.marks(within)
 
     def __len__(self) -> int:
         # Each has a begin and an end. Some become one interval, so this is the most that they are.
@@ -188,9 +197,9 @@ class Comm(Part):
         self.lock = threading.RLock()
 
     @guarded
-    def flush(self, is_step_end: bool) -> None:
+    def flush(self, is_step_end: bool, at: Optional[Time] = None) -> None:
         """Sends the collectives that have ended. At the end of a step on a CPU, also sends those that are about to end: the
-        sender's thread waits for them."""
+        sender's thread waits for them. `at` is when the step ended."""
         if not self.ops:
             return
         with self.lock:
@@ -205,4 +214,4 @@ class Comm(Part):
                 ended, self.ops = known[:count], known[count:]
             self.flush_at = MANY_OPS
         if ended:
-            client.put_later(Collected(self.timeline.clock, self.sent, ended))
+            client.put_later(Collected(self.timeline.clock, self.sent, ended, at if is_step_end else None))

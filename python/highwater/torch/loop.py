@@ -200,8 +200,10 @@ class Loop(Part):
             if self.entered:
                 return
             at = self.timeline.stamp()
-            self.timeline.end("optimizer", at)
+            if not self.has_stepped() or self.timeline.step is None:
+                self.timeline.end("optimizer", at)
             if self.has_stepped():
+                # Ends the phase too.
                 self.end_step(at)
 
     @guarded

@@ -63,8 +63,9 @@ class Timeline:
         self.step: Optional[int] = None
         # How long the garbage collector had stopped the process when the step began.
         self.collected_ns = 0
-        # Called before each end of a phase (False) or a step (True), to send what else is known by then.
-        self.before_end: List[Callable[[bool], None]] = []
+        # Called before each end of a phase (False), or of a step and of what is open in it (True), with the time of the end: to
+        # send what else is known by then.
+        self.before_end: List[Callable[[bool, Time], None]] = []
 
     @property
     def clock(self) -> Clock:
@@ -97,7 +98,10 @@ class Timeline:
         if at is None:
             return
         for each in self.before_end:
-            each(False)
+            each(False, at)
+        self.put_end(name, at)
+
+    def put_end(self, name: str, at: Time) -> None:
         self.open.remove(name)
         self.put(head("end", name), at, self.counters(False))
 
@@ -114,10 +118,10 @@ class Timeline:
         at = self.stamp() if at is None else at
         if number is None or at is None:
             return
-        for name in list(self.open):
-            self.end(name, at)
         for each in self.before_end:
-            each(True)
+            each(True, at)
+        for name in list(self.open):
+            self.put_end(name, at)
         self.step = None
         attributes = self.attributes(number)
         seconds = collector.seconds_since(self.collected_ns)

@@ -126,7 +126,7 @@ class Watch(Part):
         self.timeline.before_end.append(weakly(self.comm.flush))
         self.loop.on_step.append(weakly(seen.groups_may_have_come))
 
-    def before_end(self, is_step_end: bool) -> None:
+    def before_end(self, is_step_end: bool, _: object) -> None:
         if is_step_end:
             self.layers.end_step()
 
