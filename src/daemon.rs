@@ -35,10 +35,10 @@ use highwater_core::source::provenance::is_simulated;
 use highwater_engine::dial::{Dial, Tcp};
 use highwater_engine::files::Folder;
 use highwater_engine::intake::Intake;
-use highwater_engine::known::Known;
 use highwater_engine::node::{Node, Slot};
 use highwater_engine::place::kubelet::Kubelet;
 use highwater_engine::sample::{Budget, FastLaneSettings};
+use highwater_engine::shared_state::SharedState;
 use listeners::{Listeners, Servers};
 use playback::Playback;
 pub use recording::{OutputFormat, Recording, Unrecorded};
@@ -76,7 +76,7 @@ pub struct Daemon {
 #[derive(Clone)]
 struct Shared {
     settings: Arc<Settings>,
-    known: Known,
+    state: SharedState,
     intake: Arc<Intake>,
     processes: Arc<Processes>,
     recorder: Recorder,
@@ -101,17 +101,17 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
     let intake = intake(&settings, &clock, &live, &processes, kubelet.clone())?;
     let mut on_error = StopOnError { stop: Arc::clone(&stop), intake: Arc::clone(&intake), is_needed: true };
-    let known = known(&settings, &intake, clock);
+    let state = state(&settings, &intake, clock);
     let source = source_attributes(&settings.source, playback.as_ref().map(Playback::description));
     let otlp = settings.otlp_export.take().map(|mut settings| {
         settings.resource.extend(source);
         (settings, Arc::new(otlp::OtlpStats::default()))
     });
-    let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &known, &intake);
+    let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &state, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
-    let snapshots = Snapshots { known: known.clone(), processes: settings.processes, parts };
+    let snapshots = Snapshots { state: state.clone(), processes: settings.processes, parts };
     let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone());
-    let shared = Shared { settings: Arc::new(settings), known, intake, processes, recorder, stop: Arc::clone(&stop) };
+    let shared = Shared { settings: Arc::new(settings), state, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
     // Started first, because its settings may be wrong.
@@ -176,10 +176,15 @@ fn note_annotated_gpus(intake: &Intake, slot: &Arc<Slot>) {
 }
 
 /// Builds the state that readers share. Its slot stays empty until the source is open.
-fn known(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> Known {
+fn state(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> SharedState {
     let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
     note_annotated_gpus(intake, &slot);
-    Known { slot, ledger: Arc::clone(intake.ledger()), findings: Arc::new(Detect::new(settings.detect.clone())), clock }
+    SharedState {
+        slot,
+        ledger: Arc::clone(intake.ledger()),
+        findings: Arc::new(Detect::new(settings.detect.clone())),
+        clock,
+    }
 }
 
 /// Starts the thread that asks the kubelet, if its socket is set. It uses the live clock even in a replay, because the
@@ -398,14 +403,14 @@ impl Shared {
         let kept = |period_ns| self.settings.captures.sweeps(period_ns);
         node.ticks.keep_log(kept(self.settings.period_ns), kept(live::JOIN_PERIOD_NS));
         self.intake.set_devices(node.source.devices());
-        self.known.slot.fill(Arc::clone(node));
+        self.state.slot.fill(Arc::clone(node));
     }
 
     /// Runs the join and the detectors, passes new findings to the recorder, and logs them.
     fn join(&self, node: &Node, log: &mut FindingLog, now_ns: i64) {
         self.intake.advance();
-        self.known.findings.read_hosts(now_ns, |pid| self.intake.host_waits(pid));
-        let change = self.known.advance(node, now_ns);
+        self.state.findings.read_hosts(now_ns, |pid| self.intake.host_waits(pid));
+        let change = self.state.advance(node, now_ns);
         self.recorder.found(&change);
         log.log(&change, now_ns);
     }

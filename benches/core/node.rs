@@ -8,8 +8,8 @@ use highwater_core::ring;
 use highwater_core::source::Source;
 use highwater_core::wire::Kind;
 use highwater_engine::intake::{Intake, due};
-use highwater_engine::known::Known;
 use highwater_engine::node::{Node, Periods};
+use highwater_engine::shared_state::SharedState;
 use std::sync::Arc;
 
 /// How many distinct phase names a job may have.
@@ -65,8 +65,8 @@ fn after(scenario: &str, lasting_ms: i64) -> Busy {
         }
     }
     let intake = Arc::new(intake);
-    let known = Known::of(&node, intake.ledger());
-    let snapshots = Snapshots { known, processes: true, parts: vec![Arc::clone(&intake) as _] };
+    let state = SharedState::of(&node, intake.ledger());
+    let snapshots = Snapshots { state, processes: true, parts: vec![Arc::clone(&intake) as _] };
     Busy { clock, node, snapshots, intake }
 }
 

@@ -48,7 +48,7 @@ impl Server {
         };
         let runtime = highwater::cli::serve::runtime().expect("a runtime");
         let daemon = runtime.block_on(start(settings)).expect("a daemon");
-        while daemon.site.snapshots.known.slot.node().is_none() {
+        while daemon.site.snapshots.state.slot.node().is_none() {
             thread::yield_now();
         }
         Self { runtime, daemon: Some(daemon), socket, _folder: folder }
@@ -85,7 +85,7 @@ impl Server {
 
     /// Ticks due and missed so far.
     fn ticks(&self) -> (u64, u64) {
-        let node = self.daemon().site.snapshots.known.slot.node().expect("a simulated node");
+        let node = self.daemon().site.snapshots.state.slot.node().expect("a simulated node");
         let missed = node.ticks.missed_late.load(Relaxed) + node.ticks.missed_driver.load(Relaxed);
         (node.ticks.due.load(Relaxed), missed)
     }

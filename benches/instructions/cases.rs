@@ -16,11 +16,11 @@ use highwater_core::jobs::Limits;
 use highwater_core::ring;
 use highwater_core::source::{Error, Source};
 use highwater_engine::intake::{Intake, datagram, seqpacket};
-use highwater_engine::known::Known;
 use highwater_engine::node::{Node, Periods};
 use highwater_engine::offline;
 use highwater_engine::recording::{Options, Replay};
 use highwater_engine::sample::Sampler;
+use highwater_engine::shared_state::SharedState;
 use http_body_util::BodyExt as _;
 use std::hint::black_box;
 use std::os::unix::net::UnixDatagram;
@@ -172,18 +172,18 @@ fn join_at_rest(repetitions: u64) {
     let (mut sampler, clock, node) = sampler();
     let total = Rare { memory_total_bytes: Some(140 << 30), ..Rare::default() };
     node.gpus.iter().for_each(|gpu| gpu.set_rare(START_NS, total.clone()));
-    let known = Known::of(&node, intake().ledger());
+    let state = SharedState::of(&node, intake().ledger());
     for turn in 0..REST_MS / 100 {
         for n in turn * 100..(turn + 1) * 100 {
             clock.advance_to(START_NS + n * MILLISECOND_NS);
             sampler.tick(clock.now_ns(), |_| ());
         }
-        known.advance(&node, clock.now_ns());
+        state.advance(&node, clock.now_ns());
     }
     for n in 0..repetitions.cast_signed() {
         clock.advance_to(START_NS + REST_MS * MILLISECOND_NS + n * 250 * MILLISECOND_NS);
         sampler.tick(clock.now_ns(), |_| ());
-        black_box(known.advance(&node, clock.now_ns()));
+        black_box(state.advance(&node, clock.now_ns()));
     }
 }
 
@@ -239,7 +239,7 @@ fn over_http(repetitions: u64) {
         refusals: Refusals::default(),
     };
     let snapshots = Snapshots {
-        known: Known::of(&node.node, intake.ledger()),
+        state: SharedState::of(&node.node, intake.ledger()),
         processes: false,
         parts: vec![Arc::clone(&intake) as _],
     };

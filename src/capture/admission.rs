@@ -308,116 +308,122 @@ mod tests {
         Trigger { reason, at_ns: at_s * SECOND_NS, note: String::new(), owner: Some(Scope::Daemon) }
     }
 
-    fn begin(desk: &mut Admission, trigger: &Trigger) {
+    fn begin(admission: &mut Admission, trigger: &Trigger) {
         let interval = (trigger.at_ns - 30 * SECOND_NS, trigger.at_ns + 10 * SECOND_NS);
-        desk.begin("one".into(), trigger, interval, &settings());
+        admission.begin("one".into(), trigger, interval, &settings());
     }
 
     #[test]
     fn further_triggers_lengthen_a_capture_up_to_its_limit() {
-        let (mut desk, settings) = (Admission::default(), settings());
-        assert_eq!(desk.admit(&oom(100), &settings), Admitted::Begin);
-        begin(&mut desk, &oom(100));
-        assert_eq!(desk.admit(&oom(105), &settings), Admitted::Joined);
-        assert_eq!(desk.running.as_ref().unwrap().end_ns, 115 * SECOND_NS);
+        let (mut admission, settings) = (Admission::default(), settings());
+        assert_eq!(admission.admit(&oom(100), &settings), Admitted::Begin);
+        begin(&mut admission, &oom(100));
+        assert_eq!(admission.admit(&oom(105), &settings), Admitted::Joined);
+        assert_eq!(admission.running.as_ref().unwrap().end_ns, 115 * SECOND_NS);
         for at_s in 106..160 {
             let trigger = Trigger { reason: Reason::Finding("low_headroom"), ..oom(at_s) };
-            assert_eq!(desk.admit(&trigger, &settings), Admitted::Joined);
+            assert_eq!(admission.admit(&trigger, &settings), Admitted::Joined);
         }
-        assert_eq!(desk.take_joined().1.len(), 55);
-        let many = (0..200).map(|_| desk.admit(&oom(110), &settings));
+        assert_eq!(admission.take_joined().1.len(), 55);
+        let many = (0..200).map(|_| admission.admit(&oom(110), &settings));
         let joined = many.filter(|admitted| *admitted == Admitted::Joined).count();
-        assert_eq!((joined, desk.admit(&oom(110), &settings)), (MOST_JOINED, Admitted::Covered));
-        let running = desk.running.clone().unwrap();
+        assert_eq!((joined, admission.admit(&oom(110), &settings)), (MOST_JOINED, Admitted::Covered));
+        let running = admission.running.clone().unwrap();
         assert_eq!((running.end_ns, running.joined.len()), (160 * SECOND_NS, MOST_JOINED));
-        assert_eq!(desk.admit(&oom(60), &settings), Admitted::Busy, "what lies before its begin is not in it");
-        desk.take_joined();
-        desk.end("one");
+        assert_eq!(admission.admit(&oom(60), &settings), Admitted::Busy, "what lies before its begin is not in it");
+        admission.take_joined();
+        admission.end("one");
         let headroom = Trigger { reason: Reason::Finding("low_headroom"), ..oom(219) };
-        assert_eq!(desk.admit(&headroom, &settings), Admitted::Cooldown, "what joined cools down too");
+        assert_eq!(admission.admit(&headroom, &settings), Admitted::Cooldown, "what joined cools down too");
     }
 
     #[test]
     fn a_reason_cools_down_and_others_do_not() {
-        let (mut desk, settings) = (Admission::default(), settings());
-        begin(&mut desk, &oom(100));
-        desk.end("one");
-        assert_eq!(desk.admit(&oom(169), &settings), Admitted::Cooldown);
-        assert_eq!(desk.admit(&Trigger { reason: Reason::Finding("xid"), ..oom(111) }, &settings), Admitted::Begin);
-        assert_eq!(desk.admit(&oom(170), &settings), Admitted::Begin);
+        let (mut admission, settings) = (Admission::default(), settings());
+        begin(&mut admission, &oom(100));
+        admission.end("one");
+        assert_eq!(admission.admit(&oom(169), &settings), Admitted::Cooldown);
+        assert_eq!(
+            admission.admit(&Trigger { reason: Reason::Finding("xid"), ..oom(111) }, &settings),
+            Admitted::Begin
+        );
+        assert_eq!(admission.admit(&oom(170), &settings), Admitted::Begin);
     }
 
     #[test]
     fn what_one_owner_does_makes_nobody_else_wait() {
-        let (mut desk, settings) = (Admission::default(), settings());
+        let (mut admission, settings) = (Admission::default(), settings());
         let of = |user: &str, at_s: i64| Trigger { owner: Some(Scope::of(None, Some(user))), ..oom(at_s) };
-        begin(&mut desk, &of("666", 100));
+        begin(&mut admission, &of("666", 100));
         for at_s in 101..200 {
-            desk.admit(&of("666", at_s.min(108)), &settings);
+            admission.admit(&of("666", at_s.min(108)), &settings);
         }
-        assert_eq!(desk.admit(&of("1", 109), &settings), Admitted::Joined);
-        let joined = &desk.running.as_ref().expect("it runs").joined;
+        assert_eq!(admission.admit(&of("1", 109), &settings), Admitted::Joined);
+        let joined = &admission.running.as_ref().expect("it runs").joined;
         assert_eq!(joined.last(), Some(&of("1", 109)), "it is recorded, however many came before");
-        desk.take_joined();
-        desk.end("one");
-        let admitted = ["666", "1", "2"].map(|user| desk.admit(&of(user, 130), &settings));
+        admission.take_joined();
+        admission.end("one");
+        let admitted = ["666", "1", "2"].map(|user| admission.admit(&of(user, 130), &settings));
         assert_eq!(admitted, [Admitted::Cooldown, Admitted::Cooldown, Admitted::Begin]);
-        assert_eq!(desk.admit(&of("1", 10_000), &settings), Admitted::Begin);
-        assert!(desk.ended.is_empty(), "what has cooled down is forgotten");
+        assert_eq!(admission.admit(&of("1", 10_000), &settings), Admitted::Begin);
+        assert!(admission.ended.is_empty(), "what has cooled down is forgotten");
     }
 
     #[test]
     fn who_lengthens_a_capture_makes_nobody_else_wait() {
-        let (mut desk, settings) = (Admission::default(), settings());
+        let (mut admission, settings) = (Admission::default(), settings());
         let of = |user: &str, at_s: i64| Trigger { owner: Some(Scope::of(None, Some(user))), ..oom(at_s) };
-        begin(&mut desk, &of("1", 100));
-        (101..160).for_each(|at_s| assert_eq!(desk.admit(&of("666", at_s), &settings), Admitted::Joined));
+        begin(&mut admission, &of("1", 100));
+        (101..160).for_each(|at_s| assert_eq!(admission.admit(&of("666", at_s), &settings), Admitted::Joined));
         // The capture ends at 160 s, and is not closed yet.
         let late: Vec<_> = (0..200).map(|_| of("666", 161)).chain([of("2", 161)]).collect();
-        let admitted: Vec<_> = late.iter().map(|trigger| desk.admit(trigger, &settings)).collect();
+        let admitted: Vec<_> = late.iter().map(|trigger| admission.admit(trigger, &settings)).collect();
         assert!(admitted[..MOST_JOINED].iter().all(|one| *one == Admitted::Next));
         assert!(admitted[MOST_JOINED..200].iter().all(|one| *one == Admitted::Busy), "none without an outcome");
         assert_eq!(admitted.last(), Some(&Admitted::Next));
-        assert!(!desk.yields("one"), "it is whole");
-        desk.take_joined();
-        desk.end("one");
-        let next = desk.take_next();
+        assert!(!admission.yields("one"), "it is whole");
+        admission.take_joined();
+        admission.end("one");
+        let next = admission.take_next();
         assert_eq!((next.len(), next.last()), (MOST_JOINED + 1, late.last()));
-        assert_eq!(desk.admit(&of("1", 169), &settings), Admitted::Cooldown, "60 s after its own 10");
-        assert_eq!(desk.admit(&of("1", 170), &settings), Admitted::Begin);
-        assert_eq!(desk.admit(&of("666", 219), &settings), Admitted::Cooldown);
+        assert_eq!(admission.admit(&of("1", 169), &settings), Admitted::Cooldown, "60 s after its own 10");
+        assert_eq!(admission.admit(&of("1", 170), &settings), Admitted::Begin);
+        assert_eq!(admission.admit(&of("666", 219), &settings), Admitted::Cooldown);
     }
 
     #[test]
     fn what_a_capture_that_ends_early_has_not_recorded_is_for_the_next() {
-        let (mut desk, settings) = (Admission::default(), settings());
+        let (mut admission, settings) = (Admission::default(), settings());
         let xid = |at_s| Trigger { reason: Reason::Finding("xid"), ..oom(at_s) };
-        begin(&mut desk, &oom(100));
-        desk.admit(&oom(101), &settings);
-        desk.take_joined();
-        desk.admit(&xid(102), &settings);
-        desk.end("one");
-        assert_eq!(desk.take_next(), [xid(102)]);
-        assert_eq!([oom(103), xid(102)].map(|one| desk.admit(&one, &settings)), [Admitted::Cooldown, Admitted::Begin]);
+        begin(&mut admission, &oom(100));
+        admission.admit(&oom(101), &settings);
+        admission.take_joined();
+        admission.admit(&xid(102), &settings);
+        admission.end("one");
+        assert_eq!(admission.take_next(), [xid(102)]);
+        assert_eq!(
+            [oom(103), xid(102)].map(|one| admission.admit(&one, &settings)),
+            [Admitted::Cooldown, Admitted::Begin]
+        );
     }
 
     #[test]
     fn what_is_asked_for_makes_way_for_what_it_does_not_reach_back_to() {
-        let (mut desk, settings) = (Admission::default(), settings());
+        let (mut admission, settings) = (Admission::default(), settings());
         let asked = Trigger { reason: Reason::Asked, ..oom(100) };
-        desk.begin("one".into(), &asked, (100 * SECOND_NS, 400 * SECOND_NS), &settings);
-        assert_eq!(desk.admit(&oom(120), &settings), Admitted::Next, "it would have 20 of 30 seconds");
-        assert!(desk.yields("one") && !desk.yields("two"));
-        desk.end("one");
-        assert_eq!(desk.take_next(), [oom(120)]);
-        desk.begin("two".into(), &asked, (70 * SECOND_NS, 400 * SECOND_NS), &settings);
-        assert_eq!(desk.admit(&oom(120), &settings), Admitted::Joined);
-        assert!(!desk.yields("two"));
+        admission.begin("one".into(), &asked, (100 * SECOND_NS, 400 * SECOND_NS), &settings);
+        assert_eq!(admission.admit(&oom(120), &settings), Admitted::Next, "it would have 20 of 30 seconds");
+        assert!(admission.yields("one") && !admission.yields("two"));
+        admission.end("one");
+        assert_eq!(admission.take_next(), [oom(120)]);
+        admission.begin("two".into(), &asked, (70 * SECOND_NS, 400 * SECOND_NS), &settings);
+        assert_eq!(admission.admit(&oom(120), &settings), Admitted::Joined);
+        assert!(!admission.yields("two"));
     }
 
     #[test]
     fn the_last_failures_are_listed_in_one_line_each() {
-        let mut desk = Admission::default();
+        let mut admission = Admission::default();
         for n in 0..20 {
             let (id, reason) = (format!("{n:02}"), "oom".to_owned());
             let (note, begin_unix_nano, end_unix_nano, trouble) = (String::new(), None, None, None);
@@ -426,11 +432,11 @@ mod tests {
             let listed =
                 Listed { id, reason, reasons, owners, note, begin_unix_nano, end_unix_nano, bytes, state, trouble };
             let id = listed.id.clone();
-            desk.listed.insert(id.clone(), listed);
-            desk.fail(&id, &format!("disk\nfull {}", "x".repeat(1_000)));
+            admission.listed.insert(id.clone(), listed);
+            admission.fail(&id, &format!("disk\nfull {}", "x".repeat(1_000)));
         }
-        assert!(desk.listed.is_empty() && desk.failed.len() == MOST_FAILED);
-        let last = desk.failed.back().unwrap();
+        assert!(admission.listed.is_empty() && admission.failed.len() == MOST_FAILED);
+        let last = admission.failed.back().unwrap();
         assert!(last.id == "19" && last.state == State::Failed && last.bytes == 0);
         let trouble = last.trouble.clone().unwrap();
         assert!(trouble.starts_with("disk full x") && trouble.len() == LONGEST_TROUBLE, "{trouble}");

@@ -13,7 +13,7 @@ mod admission;
 mod allowance;
 mod asking;
 mod directory;
-mod found;
+mod findings;
 mod id;
 mod layers;
 mod profile;
@@ -39,7 +39,7 @@ pub use whole::{Ended, Whole};
 pub use worker::Worker;
 
 use highwater_engine::intake::Intake;
-use highwater_engine::known::Known;
+use highwater_engine::shared_state::SharedState;
 use taking::Sent;
 
 /// A recorder, which receives `oom` marks from the intake, and what its thread runs. Both are off if the settings name
@@ -48,10 +48,10 @@ use taking::Sent;
 pub fn recorder(
     settings: &CaptureSettings,
     retention_ns: i64,
-    known: &Known,
+    state: &SharedState,
     intake: &Intake,
 ) -> (Recorder, Option<Worker>) {
-    let (recorder, shared) = Recorder::new(settings, retention_ns, known);
+    let (recorder, shared) = Recorder::new(settings, retention_ns, state);
     let worker = shared.map(|(shared, starts)| Worker::new(shared, starts, Sent::of(intake)));
     if worker.is_some() {
         let hears = recorder.clone();

@@ -9,7 +9,7 @@ use super::whole::{Ended, WRITE_PERIOD};
 use anyhow::Context as _;
 use highwater_core::clock::park_for;
 use highwater_core::ring;
-use highwater_engine::known::Known;
+use highwater_engine::shared_state::SharedState;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -24,7 +24,7 @@ pub struct Profile {
     path: PathBuf,
     file: BufWriter<File>,
     view: View,
-    known: Known,
+    state: SharedState,
     begin_ns: i64,
     next_tick: u64,
 }
@@ -34,12 +34,12 @@ impl Profile {
     ///
     /// # Errors
     /// No GPU is read, or the file cannot be created.
-    pub fn begin(path: PathBuf, known: &Known) -> anyhow::Result<Self> {
-        let node = known.slot.node().context("no GPU is read")?;
+    pub fn begin(path: PathBuf, state: &SharedState) -> anyhow::Result<Self> {
+        let node = state.slot.node().context("no GPU is read")?;
         let (view, begin_ns) = (View::of(&node), node.clock.now_ns());
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
         let file = BufWriter::new(file.with_context(|| path.display().to_string())?);
-        Ok(Self { path, file, view, known: known.clone(), begin_ns, next_tick: 0 })
+        Ok(Self { path, file, view, state: state.clone(), begin_ns, next_tick: 0 })
     }
 
     /// Writes until `stop`, at a lower priority than the sampler.
@@ -60,7 +60,7 @@ impl Profile {
                 self.file.get_ref().sync_all()?;
                 return Ok(Ended::Stopped);
             }
-            if !self.view.is_of(self.known.slot.node().as_deref()) {
+            if !self.view.is_of(self.state.slot.node().as_deref()) {
                 return Ok(Ended::SourceGone);
             }
             park_for(WRITE_PERIOD, stop);

@@ -2,7 +2,7 @@
 
 use super::admission::{Admission, Admitted, Refusal};
 use super::directory::{self, Listed};
-use super::found::{self, OnBoard};
+use super::findings::{self, OnBoard};
 use super::id;
 use super::settings::CaptureSettings;
 use super::stats::{CaptureStats, Outcome};
@@ -11,9 +11,9 @@ use crate::metrics::{Collect, Families};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::detect::Change;
 use highwater_core::jobs::{Event, JobId};
-use highwater_engine::known::Known;
 use highwater_engine::node::Slot;
 use highwater_engine::recording::State;
+use highwater_engine::shared_state::SharedState;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -81,7 +81,7 @@ pub(super) struct Shared {
     pub findings: Arc<dyn Findings>,
     /// How far back the rings reach at most, nanoseconds.
     retention_ns: i64,
-    desk: Mutex<Admission>,
+    admission: Mutex<Admission>,
     starts: SyncSender<Option<Start>>,
 }
 
@@ -95,15 +95,15 @@ impl Recorder {
     pub(super) fn new(
         settings: &CaptureSettings,
         retention_ns: i64,
-        known: &Known,
+        state: &SharedState,
     ) -> (Self, Option<(Arc<Shared>, Starts)>) {
         if settings.directory.is_none() {
             return (Self(None), None);
         }
         let (settings, (starts, taken)) = (settings.clone(), sync_channel(1));
-        let (slot, stats, desk) = (Arc::clone(&known.slot), CaptureStats::default(), Mutex::default());
-        let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));
-        let shared = Arc::new(Shared { settings, stats, slot, findings, retention_ns, desk, starts });
+        let (slot, stats, admission) = (Arc::clone(&state.slot), CaptureStats::default(), Mutex::default());
+        let findings = Arc::new(OnBoard(Arc::clone(&state.findings)));
+        let shared = Arc::new(Shared { settings, stats, slot, findings, retention_ns, admission, starts });
         (Self(Some(Arc::clone(&shared))), Some((shared, taken)))
     }
 
@@ -124,7 +124,7 @@ impl Recorder {
 
     /// Triggers a capture for each notable finding of a detector turn whose severity is above `info`.
     pub fn found(&self, change: &Change) {
-        found::triggers(change).for_each(|trigger| self.trigger(trigger));
+        findings::triggers(change).for_each(|trigger| self.trigger(trigger));
     }
 
     /// Triggers a capture if the mark is `oom`, in any case of letters. Ignores all other marks.
@@ -161,9 +161,9 @@ impl Recorder {
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
         let Some(shared) = &self.0 else { return Vec::new() };
-        let desk = shared.desk();
-        let mut listed: Vec<_> = desk.listed.values().chain(&desk.failed).cloned().collect();
-        drop(desk);
+        let admission = shared.admission();
+        let mut listed: Vec<_> = admission.listed.values().chain(&admission.failed).cloned().collect();
+        drop(admission);
         listed.sort_by(|left, right| right.id.cmp(&left.id));
         listed
     }
@@ -171,14 +171,14 @@ impl Recorder {
     /// Why the capture of this name failed, if it is one of the last that did.
     #[must_use]
     pub fn failure(&self, id: &str) -> Option<String> {
-        let desk = self.0.as_ref()?.desk();
-        desk.failed.iter().find(|failed| failed.id == id)?.trouble.clone()
+        let admission = self.0.as_ref()?.admission();
+        admission.failed.iter().find(|failed| failed.id == id)?.trouble.clone()
     }
 
     /// The capture of this name. Only listed captures are found.
     #[must_use]
     pub fn find(&self, id: &str) -> Option<Listed> {
-        self.0.as_ref()?.desk().listed.get(id).cloned()
+        self.0.as_ref()?.admission().listed.get(id).cloned()
     }
 
     /// Opens the file of a finished capture.
@@ -186,7 +186,7 @@ impl Recorder {
     /// # Errors
     /// If it no longer exists, or cannot be opened. The name must be that of a capture that was found.
     pub fn open(&self, listed: &Listed) -> io::Result<File> {
-        let folder = self.0.as_ref().and_then(|shared| shared.desk().folder.clone());
+        let folder = self.0.as_ref().and_then(|shared| shared.admission().folder.clone());
         directory::open_whole(&*folder.ok_or(io::ErrorKind::NotFound)?, &listed.id)
     }
 
@@ -195,7 +195,7 @@ impl Recorder {
     /// # Errors
     /// If the folder of captures was moved or replaced. The name must be that of a capture that was found.
     pub fn path_of(&self, listed: &Listed) -> io::Result<PathBuf> {
-        let folder = self.0.as_ref().and_then(|shared| shared.desk().folder.clone());
+        let folder = self.0.as_ref().and_then(|shared| shared.admission().folder.clone());
         directory::path_of_whole(&*folder.ok_or(io::ErrorKind::NotFound)?, &listed.id)
     }
 
@@ -208,21 +208,23 @@ impl Recorder {
     /// Why nothing can be written at the moment.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        self.0.as_ref()?.desk().trouble.clone()
+        self.0.as_ref()?.admission().trouble.clone()
     }
 }
 
 impl Shared {
-    pub fn desk(&self) -> MutexGuard<'_, Admission> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn admission(&self) -> MutexGuard<'_, Admission> {
+        self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Handles a trigger.
     pub fn trigger(&self, trigger: Trigger) {
         let interval = (self.settings.before_ns, self.settings.after_ns);
-        let mut desk = self.desk();
-        let turned_away = match desk.admit(&trigger, &self.settings) {
-            Admitted::Begin => self.begin(&mut desk, trigger, interval).err().and_then(|refusal| refusal.outcome()),
+        let mut admission = self.admission();
+        let turned_away = match admission.admit(&trigger, &self.settings) {
+            Admitted::Begin => {
+                self.begin(&mut admission, trigger, interval).err().and_then(|refusal| refusal.outcome())
+            }
             Admitted::Covered => Some(Outcome::Joined),
             Admitted::Cooldown => Some(Outcome::Cooldown),
             Admitted::Busy => Some(Outcome::Busy),
@@ -245,39 +247,39 @@ impl Shared {
             }
         }
         let node = self.slot.node().ok_or(Refusal::NoGpus)?;
-        let mut desk = self.desk();
-        if let Some(running) = &desk.running {
+        let mut admission = self.admission();
+        if let Some(running) = &admission.running {
             return Err(Refusal::Busy { id: running.id.clone() });
         }
         // The bytes of other files are not known here; the thread counts them when it begins.
-        let has_room = desk.room(Reason::Asked.label(), &self.settings, 0).is_some();
+        let has_room = admission.room(Reason::Asked.label(), &self.settings, 0).is_some();
         let (now, per_hour) = (Instant::now(), self.settings.asks_per_hour);
         if !has_room {
             return Err(Refusal::NoRoom);
         }
-        if let Some(wait) = desk.asking.wait(now, per_hour) {
+        if let Some(wait) = admission.asking.wait(now, per_hour) {
             return Err(Refusal::TooOften { wait });
         }
         let trigger = Trigger { reason: Reason::Asked, at_ns: node.clock.now_ns(), note: request.note, owner: None };
-        let id = self.begin(&mut desk, trigger, (before_ns, after_ns))?;
-        desk.asking.spend(now, per_hour);
+        let id = self.begin(&mut admission, trigger, (before_ns, after_ns))?;
+        admission.asking.spend(now, per_hour);
         Ok(id)
     }
 
     /// Begins a capture and hands it to the thread.
     fn begin(
         &self,
-        desk: &mut Admission,
+        admission: &mut Admission,
         trigger: Trigger,
         (before_ns, after_ns): (i64, i64),
     ) -> Result<String, Refusal> {
-        if let Some(trouble) = &desk.trouble {
+        if let Some(trouble) = &admission.trouble {
             return Err(Refusal::Unavailable(trouble.clone()));
         }
         let node = self.slot.node().ok_or(Refusal::NoGpus)?;
         let mut unix_ns = trigger.at_ns.saturating_add(node.clock.unix_shift_ns());
         let mut id = id::id(unix_ns, trigger.reason.label());
-        while desk.listed.contains_key(&id) || desk.failed.iter().any(|failed| failed.id == id) {
+        while admission.listed.contains_key(&id) || admission.failed.iter().any(|failed| failed.id == id) {
             unix_ns = unix_ns.saturating_add(MILLISECOND_NS);
             id = id::id(unix_ns, trigger.reason.label());
         }
@@ -294,13 +296,13 @@ impl Shared {
             state: State::Writing,
             trouble: None,
         };
-        desk.begin(id.clone(), &trigger, (begin_ns, end_ns), &self.settings);
+        admission.begin(id.clone(), &trigger, (begin_ns, end_ns), &self.settings);
         let start = Start { kind: RecordingKind::Capture, id: id.clone(), trigger, begin_ns, end_ns };
         if self.starts.try_send(Some(start)).is_err() {
-            desk.running = None;
+            admission.running = None;
             return Err(Refusal::Ended);
         }
-        desk.listed.insert(id.clone(), listed);
+        admission.listed.insert(id.clone(), listed);
         Ok(id)
     }
 }

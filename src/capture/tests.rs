@@ -14,11 +14,11 @@ use highwater_core::ring;
 use highwater_core::source::{Error, Source};
 use highwater_core::wire::Annotation;
 use highwater_engine::intake::{Intake, LogLimits};
-use highwater_engine::known::Known;
 use highwater_engine::node::{Node, Periods};
 use highwater_engine::recording::schema;
 use highwater_engine::recording::{State, write::FindingRow};
 use highwater_engine::sample::{Sampler, Ticked};
+use highwater_engine::shared_state::SharedState;
 use proptest::prelude::*;
 use rusqlite::Connection;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ struct Rig {
     node: Arc<Node>,
     sampler: Sampler,
     intake: Arc<Intake>,
-    known: Known,
+    state: SharedState,
     folder: tempfile::TempDir,
 }
 
@@ -81,9 +81,9 @@ impl Rig {
         let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(limits);
         intake.set_devices(&script.devices);
         let node = Arc::new(node);
-        let known = Known::of(&node, intake.ledger());
+        let state = SharedState::of(&node, intake.ledger());
         let folder = tempfile::tempdir().unwrap();
-        Self { clock, script, node, sampler, intake: Arc::new(intake), known, folder }
+        Self { clock, script, node, sampler, intake: Arc::new(intake), state, folder }
     }
 
     /// Makes one sweep this long after the last. Returns when it began and what each GPU gave, or `None` if no sweep
@@ -141,7 +141,7 @@ impl Rig {
 
     /// A recorder over this node, the switch that ends its thread, and the thread.
     fn recorder(&self, settings: CaptureSettings) -> (Recorder, Arc<AtomicBool>, std::thread::JoinHandle<()>) {
-        let (recorder, worker) = super::recorder(&settings, 600 * SECOND_NS, &self.known, &self.intake);
+        let (recorder, worker) = super::recorder(&settings, 600 * SECOND_NS, &self.state, &self.intake);
         let (worker, stop) = (worker.unwrap(), Arc::new(AtomicBool::new(false)));
         let stopped = Arc::clone(&stop);
         (recorder, stop, std::thread::spawn(move || worker.run(&stopped)))
@@ -572,7 +572,7 @@ fn a_folder_that_cannot_be_had_is_reported_and_counted() {
 fn what_is_asked_for_beyond_the_limits_is_refused() {
     let rig = Rig::new();
     assert_eq!(Recorder::default().ask(Request::default()), Err(Refusal::Off));
-    let (recorder, _worker) = super::recorder(&rig.settings(), 600 * SECOND_NS, &rig.known, &rig.intake);
+    let (recorder, _worker) = super::recorder(&rig.settings(), 600 * SECOND_NS, &rig.state, &rig.intake);
     for (before_s, after_s) in [(601, 1), (1, 301), (-1, 1), (1, -1)] {
         let request =
             Request { before_ns: Some(before_s * SECOND_NS), after_ns: Some(after_s * SECOND_NS), note: String::new() };
@@ -779,21 +779,21 @@ fn what_was_asked_for_with_no_past_makes_way_for_a_finding() {
 #[test]
 fn a_trigger_that_joined_a_capture_that_ends_early_begins_the_next_and_is_counted_once() {
     let mut rig = Rig::new();
-    let (recorder, worker) = super::recorder(&rig.settings(), 600 * SECOND_NS, &rig.known, &rig.intake);
+    let (recorder, worker) = super::recorder(&rig.settings(), 600 * SECOND_NS, &rig.state, &rig.intake);
     let shared = recorder.0.as_ref().unwrap();
-    shared.desk().trouble = None;
+    shared.admission().trouble = None;
     rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
     rig.find(&recorder, "xid");
     rig.find(&recorder, "low_headroom");
     let counted = || Outcome::ALL.into_iter().map(|outcome| shared.stats.outcome(outcome)).sum::<u64>();
-    let first = shared.desk().running.clone().expect("it runs");
+    let first = shared.admission().running.clone().expect("it runs");
     assert_eq!((first.joined.len(), counted()), (1, 0), "not before it is recorded");
     worker.as_ref().unwrap().starts.try_recv().expect("it begins");
-    shared.desk().end(&first.id);
-    let next = shared.desk().take_next();
+    shared.admission().end(&first.id);
+    let next = shared.admission().take_next();
     assert_eq!(next, first.joined);
     next.into_iter().for_each(|trigger| shared.trigger(trigger));
-    let second = shared.desk().running.clone().expect("it begins");
+    let second = shared.admission().running.clone().expect("it begins");
     assert_eq!(
         (second.id == first.id, second.joined.len(), counted()),
         (false, 0, 0),

@@ -3,15 +3,15 @@
 //! Enters: a node, and the same state that captures read. Leaves: one file, which grows by the second. Invariant: what
 //! was written stays written: a kill at any moment leaves a file that opens and lacks at most the last second.
 
-use super::found::OnBoard;
+use super::findings::OnBoard;
 use super::recorder::{RecordingKind, Start};
 use super::taking::{Capture, Sent, View};
 use super::trigger::{Reason, Trigger};
 use highwater_core::clock::park_for;
 use highwater_engine::intake::Intake;
-use highwater_engine::known::Known;
 use highwater_engine::recording::State;
 use highwater_engine::recording::schema::{self, WriteError};
+use highwater_engine::shared_state::SharedState;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ pub enum Ended {
 pub struct Whole {
     path: PathBuf,
     capture: Capture,
-    known: Known,
+    state: SharedState,
 }
 
 impl Whole {
@@ -45,17 +45,17 @@ impl Whole {
     ///
     /// # Errors
     /// No GPU is read, or the file cannot be written.
-    pub fn begin(path: PathBuf, note: &str, known: &Known, intake: &Intake) -> anyhow::Result<Self> {
-        let node = known.slot.node().ok_or_else(|| anyhow::anyhow!("no GPU is read"))?;
+    pub fn begin(path: PathBuf, note: &str, state: &SharedState, intake: &Intake) -> anyhow::Result<Self> {
+        let node = state.slot.node().ok_or_else(|| anyhow::anyhow!("no GPU is read"))?;
         let (view, now_ns) = (View::of(&node), node.clock.now_ns());
         let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: note.to_owned(), owner: None };
         let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let start = Start { kind: RecordingKind::Recording, id, trigger, begin_ns: now_ns, end_ns: i64::MAX };
-        let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));
+        let findings = Arc::new(OnBoard(Arc::clone(&state.findings)));
         let capture = Capture::begin(&path, MOST_BYTES, &start, view, Sent::of(intake), findings);
         let mut capture = capture.map_err(|trouble| about(&path, &trouble))?;
         match capture.advance(&[], &|| ()).and_then(|()| capture.sync()) {
-            Ok(()) => Ok(Self { path, capture, known: known.clone() }),
+            Ok(()) => Ok(Self { path, capture, state: state.clone() }),
             Err(error) => {
                 // Without its first transaction the file cannot be played, and would block the next recording of this name.
                 drop(capture);
@@ -96,7 +96,7 @@ impl Whole {
             if is_over {
                 return Ok(Ended::Stopped);
             }
-            if !self.capture.is_of(self.known.slot.node().as_deref()) {
+            if !self.capture.is_of(self.state.slot.node().as_deref()) {
                 return Ok(Ended::SourceGone);
             }
             if synced.elapsed() >= SYNC_PERIOD {

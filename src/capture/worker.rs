@@ -72,24 +72,24 @@ impl Worker {
         }
         let Some(path) = self.shared.settings.directory.clone() else { return };
         let opened = Directory::open(&path).and_then(|directory| Ok((directory.recover_and_list()?, directory)));
-        let mut desk = self.shared.desk();
+        let mut admission = self.shared.admission();
         match opened {
             Ok(((listed, is_left), directory)) => {
                 self.is_left = is_left;
-                desk.relist(listed);
-                desk.trouble = None;
-                desk.folder = Some(Arc::clone(directory.folder()));
-                drop(desk);
+                admission.relist(listed);
+                admission.trouble = None;
+                admission.folder = Some(Arc::clone(directory.folder()));
+                drop(admission);
                 self.directory = Some(directory);
                 self.make_room();
             }
             Err(error) => {
                 // The error names the path.
                 let trouble = error.to_string();
-                if desk.trouble.as_ref() != Some(&trouble) {
+                if admission.trouble.as_ref() != Some(&trouble) {
                     tracing::warn!("captures cannot be written (captures.directory): {trouble}");
                 }
-                desk.trouble = Some(trouble);
+                admission.trouble = Some(trouble);
             }
         }
     }
@@ -99,16 +99,16 @@ impl Worker {
         let view = self.shared.slot.node().map(|node| View::of(&node));
         let outcome = match (&self.directory, view) {
             (None, _) => {
-                let trouble = self.shared.desk().trouble.clone();
+                let trouble = self.shared.admission().trouble.clone();
                 self.fail(start, Outcome::Unavailable, &trouble.unwrap_or_else(|| "the folder is not open yet".into()))
             }
             (_, None) => self.fail(start, Outcome::NoGpus, "no GPU is read"),
             (Some(_), Some(view)) => self.write(start, view, stop),
         };
-        let mut desk = self.shared.desk();
-        desk.end(&start.id);
-        let next = desk.take_next();
-        drop(desk);
+        let mut admission = self.shared.admission();
+        admission.end(&start.id);
+        let next = admission.take_next();
+        drop(admission);
         // Counted only now, because a client that sees the count may request the next capture.
         self.shared.stats.count(outcome);
         self.make_room();
@@ -118,7 +118,7 @@ impl Worker {
 
     /// Notes that the capture failed. It stays listed with the cause.
     fn fail(&self, start: &Start, outcome: Outcome, trouble: &str) -> Outcome {
-        self.shared.desk().fail(&start.id, trouble);
+        self.shared.admission().fail(&start.id, trouble);
         outcome
     }
 
@@ -127,7 +127,7 @@ impl Worker {
         match listed {
             Ok((listed, is_left)) => {
                 self.is_left = is_left;
-                self.shared.desk().relist(listed);
+                self.shared.admission().relist(listed);
                 self.make_room();
             }
             Err(error) => {
@@ -178,7 +178,7 @@ impl Worker {
             false => ("", State::Failed),
         };
         self.warn(&format!("capture {} {}: {trouble}{limit}", start.id, state.label()));
-        self.shared.desk().note_trouble(&start.id, &format!("{trouble}{limit}"));
+        self.shared.admission().note_trouble(&start.id, &format!("{trouble}{limit}"));
         self.release();
         state
     }
@@ -196,7 +196,7 @@ impl Worker {
         self.make_room();
         let path = directory.path_of_partial(&start.id)?;
         let room =
-            self.shared.desk().room(start.trigger.reason.label(), &self.shared.settings, directory.other_bytes());
+            self.shared.admission().room(start.trigger.reason.label(), &self.shared.settings, directory.other_bytes());
         let most_bytes = room.ok_or_else(|| io::Error::other("captures that it must not push out leave no room"))?;
         let findings = Arc::clone(&self.shared.findings);
         Capture::begin(&path, most_bytes, start, view, self.sent.clone(), findings)
@@ -206,7 +206,7 @@ impl Worker {
     fn follow(&self, capture: &mut Capture, id: &str, stop: &AtomicBool) -> Result<State, WriteError> {
         let (mut synced, mut moved, mut now_ns) = (None::<Instant>, Instant::now(), capture.now_ns());
         loop {
-            let (end_ns, joined) = self.shared.desk().take_joined();
+            let (end_ns, joined) = self.shared.admission().take_joined();
             capture.set_end(end_ns);
             let is_over = capture.is_over();
             let advanced = heap::making(|| capture.advance(&joined, &|| self.account(id)));
@@ -214,7 +214,7 @@ impl Worker {
             joined.iter().for_each(|_| self.shared.stats.count(outcome));
             advanced?;
             self.account(id);
-            if is_over && self.shared.desk().close(id, end_ns) {
+            if is_over && self.shared.admission().close(id, end_ns) {
                 return Ok(State::Complete);
             }
             if capture.now_ns() != now_ns {
@@ -224,8 +224,8 @@ impl Worker {
             if stop.load(Ordering::Relaxed) || is_gone || moved.elapsed() > STANDSTILL {
                 return Ok(State::CutShort);
             }
-            if self.shared.desk().yields(id) {
-                self.shared.desk().note_trouble(id, "it made way for a trigger to which it does not reach back");
+            if self.shared.admission().yields(id) {
+                self.shared.admission().note_trouble(id, "it made way for a trigger to which it does not reach back");
                 return Ok(State::CutShort);
             }
             if synced.is_none_or(|synced| synced.elapsed() >= SYNC_PERIOD) {
@@ -240,11 +240,11 @@ impl Worker {
         let Some(directory) = &self.directory else { return Ok(()) };
         let end_unix_ns = capture.finish(state)?;
         let bytes = directory.publish(id)?;
-        let mut desk = self.shared.desk();
-        if let Some(listed) = desk.listed.get_mut(id) {
+        let mut admission = self.shared.admission();
+        if let Some(listed) = admission.listed.get_mut(id) {
             (listed.state, listed.bytes, listed.end_unix_nano) = (state, bytes, Some(end_unix_ns));
         }
-        drop(desk);
+        drop(admission);
         tracing::info!(id, bytes, "capture {}", state.label());
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Worker {
     /// Notes how large the file has become, and makes room for it.
     fn account(&self, id: &str) {
         let bytes = self.directory.as_ref().map_or(0, |directory| directory.partial_bytes(id));
-        if let Some(listed) = self.shared.desk().listed.get_mut(id) {
+        if let Some(listed) = self.shared.admission().listed.get_mut(id) {
             listed.bytes = bytes;
         }
         self.make_room();
@@ -274,7 +274,7 @@ impl Worker {
     fn make_room(&self) {
         let Some(directory) = &self.directory else { return };
         let other_bytes = directory.other_bytes();
-        let remove = self.shared.desk().to_remove(&self.shared.settings, other_bytes);
+        let remove = self.shared.admission().to_remove(&self.shared.settings, other_bytes);
         for id in remove {
             if let Err(error) = directory.remove(&id)
                 && error.kind() != io::ErrorKind::NotFound
@@ -282,10 +282,10 @@ impl Worker {
                 tracing::warn!(id, %error, "an old capture cannot be removed");
                 break;
             }
-            self.shared.desk().listed.remove(&id);
+            self.shared.admission().listed.remove(&id);
             self.shared.stats.remove();
         }
-        self.shared.stats.set_bytes(self.shared.desk().bytes() + other_bytes);
+        self.shared.stats.set_bytes(self.shared.admission().bytes() + other_bytes);
     }
 
     /// Logs a failure, unless one was just logged.

@@ -7,7 +7,7 @@ use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon;
 use anyhow::Context as _;
 use highwater_engine::files::OwnFolder;
-use highwater_engine::known::Known;
+use highwater_engine::shared_state::SharedState;
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -37,7 +37,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         print_address(&daemon);
         // A failed write is no reason to end.
         let _ = terminal::print_line(what_to_look_at(daemon.address, takes_posts, socket.as_deref()));
-        let progress = tokio::spawn(show_progress(daemon.site.snapshots.known.clone()));
+        let progress = tokio::spawn(show_progress(daemon.site.snapshots.state.clone()));
         until_ended(signals, common.run_for).await;
         progress.abort();
         daemon.stop().await;
@@ -107,17 +107,17 @@ Record the last seconds into a file for `sqlite3`:
     )
 }
 
-async fn show_progress(known: Known) {
+async fn show_progress(state: SharedState) {
     let terminal = std::io::stdout().is_terminal();
     let mut seconds = 0;
     // Waits until the node is known, so that the first line has values. Without a terminal, the next line comes 5 s later.
-    while known.slot.node().is_none() {
+    while state.slot.node().is_none() {
         tokio::time::sleep(FIRST_LOOK).await;
     }
     let mut ticks = tokio::time::interval(PROGRESS);
     loop {
         ticks.tick().await;
-        let line = progress(&known);
+        let line = progress(&state);
         if terminal {
             let _ = terminal::print(format_args!("\r\x1b[K{line}"));
         } else if seconds % PROGRESS_PLAIN_EVERY == 0 {
@@ -128,15 +128,15 @@ async fn show_progress(known: Known) {
 }
 
 /// One line: each GPU's memory, each job's step.
-fn progress(known: &Known) -> String {
-    let Some(node) = known.slot.node() else { return "starting".into() };
+fn progress(state: &SharedState) -> String {
+    let Some(node) = state.slot.node() else { return "starting".into() };
     let gib = |bytes: Option<u64>| {
         #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
         bytes.map_or_else(|| "?".into(), |bytes| format!("{:.1}", bytes as f64 / (1u64 << 30) as f64))
     };
     let used = node.rings.iter().map(|ring| gib(ring.newest_ns().and_then(|at_ns| ring.at(at_ns).ok().flatten())));
     let used = used.collect::<Vec<_>>().join(" ");
-    let jobs = known.ledger.open();
+    let jobs = state.ledger.open();
     let step = |(name, job): (&highwater_core::jobs::JobId, &highwater_core::jobs::Job)| {
         let steps = job.ranks.values().filter_map(|rank| rank.step).max();
         format!("{name} step {}", steps.map_or_else(|| "?".into(), |step| step.to_string()))

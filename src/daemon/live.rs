@@ -60,7 +60,7 @@ pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
                     tracing::error!(reason = error.reason, "nothing to read: {error}");
                 }
                 logged = Some(error.clone());
-                shared.known.slot.clear(error);
+                shared.state.slot.clear(error);
                 wait_without_node(shared);
             }
         }
@@ -69,8 +69,8 @@ pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
 
 /// Waits before the next attempt to open the source; jobs continue.
 fn wait_without_node(shared: &Shared) {
-    let until_ns = shared.known.clock.now_ns() + RETRY_NS;
-    while !shared.stopped() && shared.known.clock.now_ns() < until_ns {
+    let until_ns = shared.state.clock.now_ns() + RETRY_NS;
+    while !shared.stopped() && shared.state.clock.now_ns() < until_ns {
         go_on_without_node(shared);
         shared.wait(WITHOUT_NODE_PERIOD_NS);
     }
@@ -80,7 +80,7 @@ fn wait_without_node(shared: &Shared) {
 fn open(shared: &Shared, scenario: Option<&Scenario>, opener: &Opener) -> Option<Result<Arc<dyn Source>, OpenError>> {
     if let Some(scenario) = scenario {
         // The scenario begins at a whole millisecond, aligned with the sampler's deadlines.
-        let start_ns = shared.known.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
+        let start_ns = shared.state.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
         return Some(Ok(Arc::new(Sim::new(scenario.clone(), start_ns))));
     }
     let (before, mut is_logged) = (Footprint::now(), false);
@@ -89,7 +89,7 @@ fn open(shared: &Shared, scenario: Option<&Scenario>, opener: &Opener) -> Option
             if !std::mem::replace(&mut is_logged, true) {
                 tracing::error!(reason = error.reason, "nothing to read: {error}");
             }
-            shared.known.slot.clear(error.clone());
+            shared.state.slot.clear(error.clone());
         }
         go_on_without_node(shared);
         !shared.stopped()
@@ -97,7 +97,7 @@ fn open(shared: &Shared, scenario: Option<&Scenario>, opener: &Opener) -> Option
     if opened.is_ok()
         && let Some((before, now)) = before.zip(Footprint::now())
     {
-        shared.known.slot.set_library(now.since(before));
+        shared.state.slot.set_library(now.since(before));
     }
     Some(opened.map(|nvml| Arc::new(nvml) as _))
 }
@@ -105,14 +105,14 @@ fn open(shared: &Shared, scenario: Option<&Scenario>, opener: &Opener) -> Option
 /// Jobs continue while there is no node.
 fn go_on_without_node(shared: &Shared) {
     shared.intake.advance();
-    shared.known.advance_without_node(shared.known.clock.now_ns());
+    shared.state.advance_without_node(shared.state.clock.now_ns());
 }
 
 /// Runs one node from its first tick until the daemon stops or every GPU is lost. Returns its counts.
 fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) -> Option<Counted> {
     let made = Node::new(
         source,
-        Arc::clone(&shared.known.clock),
+        Arc::clone(&shared.state.clock),
         shared.settings.ring(1_000),
         shared.settings.periods(),
         before,
@@ -121,7 +121,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
         Ok((node, writers)) => (Arc::new(node), writers),
         Err(error) => {
             let message = format!("cannot create the rings: {error}");
-            shared.known.slot.clear(OpenError { reason: "ring", message });
+            shared.state.slot.clear(OpenError { reason: "ring", message });
             wait_without_node(shared);
             return None;
         }
@@ -140,7 +140,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     };
     if let Some(end) = end {
         tracing::warn!(reason = end.reason, "{end}");
-        shared.known.slot.clear(end);
+        shared.state.slot.clear(end);
     }
     lanes.stop.store(true, Ordering::Relaxed);
     lanes.threads.append(&mut lanes.apart.lock().unwrap_or_else(PoisonError::into_inner));
@@ -159,10 +159,10 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 /// devices have changed. Returns `None` if the daemon stops.
 fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
     let mut lost_since_ns = None;
-    let mut devices = DeviceWatch::new(node, shared.known.clock.now_ns());
+    let mut devices = DeviceWatch::new(node, shared.state.clock.now_ns());
     while !shared.stopped() {
         shared.wait(LOSS_PERIOD_NS);
-        let now_ns = shared.known.clock.now_ns();
+        let now_ns = shared.state.clock.now_ns();
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
             let message = "every GPU is lost; reopening NVML".to_owned();
@@ -257,7 +257,7 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     if matches!(shared.settings.source, SourceSpec::Sim(_)) {
         let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
         lanes.start("hw-sim-jobs", move |node, stop| {
-            highwater_engine::intake::speak(&*node.source, &*node.clock, socket.as_deref(), &intake, stop);
+            highwater_engine::intake::send_annotations(&*node.source, &*node.clock, socket.as_deref(), &intake, stop);
         })?;
     }
     Ok(())

@@ -5,7 +5,7 @@
 //! millisecond.
 
 use super::sockets::Sockets;
-use super::{DRAIN, Shared, ask_kubelet, intake, join_all, known, live, scenario, spawn};
+use super::{DRAIN, Shared, ask_kubelet, intake, join_all, live, scenario, spawn, state};
 use crate::capture::{Ended, Profile, Recorder, Whole};
 use crate::config::Settings;
 use crate::sim::Scenario;
@@ -101,15 +101,15 @@ impl Recording {
         note: &str,
     ) -> anyhow::Result<(Writer, Arc<AtomicBool>)> {
         let stop_writer = Arc::new(AtomicBool::new(false));
-        let (stopped, known) = (Arc::clone(&stop_writer), &readers.shared.known);
+        let (stopped, state) = (Arc::clone(&stop_writer), &readers.shared.state);
         let thread = std::thread::Builder::new().name("hw-record".to_owned());
         let writer = match format {
             OutputFormat::Sqlite => {
-                let whole = Whole::begin(path, note, known, &readers.shared.intake)?;
+                let whole = Whole::begin(path, note, state, &readers.shared.intake)?;
                 thread.spawn(move || whole.run(&stopped))
             }
             OutputFormat::Ort => {
-                let profile = Profile::begin(path, known)?;
+                let profile = Profile::begin(path, state)?;
                 thread.spawn(move || profile.run(&stopped))
             }
         };
@@ -165,9 +165,9 @@ impl Readers {
         let (stop, processes) = (Arc::new(AtomicBool::new(false)), Arc::new(Processes::default()));
         let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
         let intake = intake(&settings, &clock, &clock, &processes, kubelet.clone())?;
-        let known = known(&settings, &intake, Arc::clone(&clock));
+        let state = state(&settings, &intake, Arc::clone(&clock));
         let (settings, recorder) = (Arc::new(settings), Recorder::default());
-        let shared = Shared { settings, known, intake, processes, recorder, stop: Arc::clone(&stop) };
+        let shared = Shared { settings, state, intake, processes, recorder, stop: Arc::clone(&stop) };
         let mut threads = Vec::new();
         sockets.serve(&shared.intake, &stop, &mut threads)?;
         ask_kubelet(kubelet, &clock, &stop, &mut threads)?;
@@ -177,7 +177,7 @@ impl Readers {
     }
 
     fn wait_for_node(&self) -> anyhow::Result<()> {
-        let slot = &self.shared.known.slot;
+        let slot = &self.shared.state.slot;
         let until = Instant::now() + OPEN_WITHIN;
         while slot.node().is_none() {
             if let Some(trouble) = slot.trouble() {

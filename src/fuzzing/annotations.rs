@@ -6,7 +6,7 @@ use crate::metrics::Snapshots;
 use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::{Limits, Resource, Sender};
 use highwater_engine::intake::Batch;
-use highwater_engine::known::Known;
+use highwater_engine::shared_state::SharedState;
 use std::sync::Arc;
 
 /// Bodies taken from one input.
@@ -21,7 +21,7 @@ const MOST_LISTED: usize = 100;
 pub fn annotations(data: &[u8]) {
     let clock = Arc::new(Manual::at(world::END_NS - 4 * SECOND_NS));
     let intake = world::intake(&clock);
-    let known = Known { clock: Arc::clone(&clock) as _, ..Known::of(&world::node(), intake.ledger()) };
+    let state = SharedState { clock: Arc::clone(&clock) as _, ..SharedState::of(&world::node(), intake.ledger()) };
     for (number, body) in parts(data).take(MOST_BODIES).enumerate() {
         clock.advance_to(clock.now_ns() + BETWEEN_NS);
         // Several users, whose events are kept apart, and bodies that arrive in pieces.
@@ -31,13 +31,13 @@ pub fn annotations(data: &[u8]) {
         let answer = batch.end();
         assert!(answer.refusals.len() <= answer.refused.min(MOST_LISTED), "{answer:?}");
         if number % 8 == 7 {
-            known.advance(&world::node(), clock.now_ns());
+            state.advance(&world::node(), clock.now_ns());
         }
     }
-    known.advance(&world::node(), world::END_NS);
+    state.advance(&world::node(), world::END_NS);
     assert!(intake.accounts().held(Resource::Bytes) <= Limits::default().bytes);
     if data.last().is_none_or(|last| last.is_multiple_of(8)) {
-        let families = Snapshots { known, processes: false, parts: Vec::new() }.collect();
+        let families = Snapshots { state, processes: false, parts: Vec::new() }.collect();
         check(&prometheus::encode(families).expect("the catalogue's families are encoded"));
     }
 }

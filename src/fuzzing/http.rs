@@ -9,7 +9,7 @@ use crate::web::{self, Site};
 use axum::Router;
 use axum::body::Body;
 use highwater_core::clock::Manual;
-use highwater_engine::known::Known;
+use highwater_engine::shared_state::SharedState;
 use http_body_util::BodyExt as _;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -60,11 +60,11 @@ impl Server {
 fn routes() -> Router {
     let clock = Arc::new(Manual::at(world::END_NS));
     let intake = Arc::new(world::intake(&clock));
-    let (known, recorder) = (Known::of(&world::node(), intake.ledger()), crate::capture::Recorder::default());
+    let (state, recorder) = (SharedState::of(&world::node(), intake.ledger()), crate::capture::Recorder::default());
     let stats = Arc::<web::counts::HttpStats>::default();
     let (hosts, refusals) = (Hosts::default(), Refusals::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };
-    let snapshots = Snapshots { known, processes: false, parts: vec![Arc::clone(&intake) as _, stats] };
+    let snapshots = Snapshots { state, processes: false, parts: vec![Arc::clone(&intake) as _, stats] };
     let site = Site::new(snapshots, intake, recorder);
     web::router(site, Arc::new(gate), true)
 }

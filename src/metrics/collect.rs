@@ -1,9 +1,9 @@
 //! All samples of one moment.
 
 use super::families::Families;
-use super::{catalogue as c, found, gpu, job, memory, own};
+use super::{catalogue as c, findings, gpu, job, memory, own};
 use highwater_engine::footprint::Footprint;
-use highwater_engine::known::Known;
+use highwater_engine::shared_state::SharedState;
 use std::sync::Arc;
 
 /// A part of the daemon that counts what it does, and exports the counts as metrics of the catalogue.
@@ -16,7 +16,7 @@ pub trait Collect: Send + Sync {
 #[derive(Clone)]
 pub struct Snapshots {
     /// What is known of GPUs and jobs.
-    pub known: Known,
+    pub state: SharedState,
     /// Whether the memory of single processes is exported.
     pub processes: bool,
     /// Parts that count what they do.
@@ -28,8 +28,8 @@ impl Snapshots {
     /// had time to read them.
     #[must_use]
     pub fn collect_for(&self, reader: &str) -> Families {
-        let node = self.known.slot.node();
-        self.known.findings.note_scrape(reader, self.known.clock_of(node.as_deref()).now_ns());
+        let node = self.state.slot.node();
+        self.state.findings.note_scrape(reader, self.state.clock_of(node.as_deref()).now_ns());
         self.collect()
     }
 
@@ -37,7 +37,7 @@ impl Snapshots {
     #[must_use]
     pub fn collect(&self) -> Families {
         let mut out = Families::default();
-        let slot = &self.known.slot;
+        let slot = &self.state.slot;
         let node = slot.node();
         if let Some(node) = &node {
             gpu::collect(node, self.processes, &mut out);
@@ -46,15 +46,15 @@ impl Snapshots {
             out.number(&c::SOURCE_ERROR, [trouble.reason], Some(1.0));
         }
         out.count(&c::NVML_UP, (), slot.is_nvml().then_some(u64::from(node.is_some())));
-        let clock = self.known.clock_of(node.as_deref());
+        let clock = self.state.clock_of(node.as_deref());
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
-        job::collect(&self.known.ledger, node.as_deref(), now_ns, shift_ns, &mut out);
-        found::collect(&self.known.findings, now_ns, &mut out);
+        job::collect(&self.state.ledger, node.as_deref(), now_ns, shift_ns, &mut out);
+        findings::collect(&self.state.findings, now_ns, &mut out);
         let footprint = Footprint::now();
         own::process(footprint, &mut out);
         self.parts.iter().for_each(|part| part.collect(&mut out));
         if let Some(footprint) = footprint {
-            memory::collect(footprint, &self.known, node.as_deref(), &mut out);
+            memory::collect(footprint, &self.state, node.as_deref(), &mut out);
         }
         out
     }

@@ -8,8 +8,8 @@ use super::catalogue as c;
 use super::families::Families;
 use highwater_core::detect::{Finding, Incident};
 use highwater_engine::footprint::Footprint;
-use highwater_engine::known::Known;
 use highwater_engine::node::Node;
+use highwater_engine::shared_state::SharedState;
 
 /// What memory is for. docs/prometheus.md describes each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Families {
 }
 
 /// Adds the parts that have no collector of their own, and what is left, after all others.
-pub(super) fn collect(footprint: Footprint, known: &Known, node: Option<&Node>, out: &mut Families) {
+pub(super) fn collect(footprint: Footprint, state: &SharedState, node: Option<&Node>, out: &mut Families) {
     if let Some(node) = node {
         out.memory(Part::Rings, node.rings.iter().map(|ring| ring.bytes()).sum());
         out.memory(Part::Readings, node.gpus.iter().map(|gpu| gpu.series.bytes()).sum());
@@ -97,19 +97,19 @@ pub(super) fn collect(footprint: Footprint, known: &Known, node: Option<&Node>, 
         out.memory(Part::Sweeps, logs.into_iter().flatten().map(|log| log.bytes()).sum());
     }
     {
-        let log = known.ledger.ended();
+        let log = state.ledger.ended();
         out.memory(Part::Ended, log.phases.bytes());
         out.memory(Part::Trail, log.trail.bytes());
         out.memory(Part::Layers, log.layers.bytes());
     }
     {
-        let board = known.findings.board();
+        let board = state.findings.board();
         let incidents = board.incidents().map(Incident::bytes).sum::<usize>();
         out.memory(Part::Findings, board.all().map(Finding::bytes).sum::<usize>() + incidents);
     }
     out.memory(Part::Sqlite, highwater_engine::recording::sqlite_bytes());
     // Without the driver's library, or before it is opened, all pages of files are the program's.
-    let library = known.slot.library();
+    let library = state.slot.library();
     if let Some(library) = library {
         out.memory(Part::Nvml, library.resident);
     }

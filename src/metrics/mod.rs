@@ -6,7 +6,7 @@
 pub mod catalogue;
 mod collect;
 mod families;
-mod found;
+mod findings;
 mod gpu;
 mod intake;
 mod job;

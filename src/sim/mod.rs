@@ -275,12 +275,12 @@ impl Source for Sim {
     }
 
     fn annotations(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
-        let speak = |plan: &Arc<Plan>| {
+        let voice = |plan: &Arc<Plan>| {
             let mut timeline = Timeline::new(Arc::clone(plan), Select::Annotations);
             let first = timeline.next();
             (timeline, first)
         };
-        Box::new(Voices { start_ns: self.start_ns, jobs: self.plans.iter().map(speak).collect() })
+        Box::new(Voices { start_ns: self.start_ns, jobs: self.plans.iter().map(voice).collect() })
     }
 }
 

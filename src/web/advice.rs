@@ -112,7 +112,7 @@ fn observed(site: &Site, job: &JobId, rank: Option<u32>) -> Observed {
     let mut before = u64::MAX;
     loop {
         // A thread that ends a phase waits for the lock.
-        let ledger = &site.known().ledger;
+        let ledger = &site.state().ledger;
         let some: Vec<_> = {
             let log = ledger.ended();
             log.phases.of_job(job, before).take(ROWS).map(|(number, one)| (number, Arc::clone(one))).collect()
@@ -125,8 +125,8 @@ fn observed(site: &Site, job: &JobId, rank: Option<u32>) -> Observed {
             }
         }
     }
-    let node = site.known().slot.node();
-    let headroom_bytes = site.known().findings.settings().headroom_bytes;
+    let node = site.state().slot.node();
+    let headroom_bytes = site.state().findings.settings().headroom_bytes;
     let limit = |uuid: &str| {
         let gpu = node.as_deref()?.gpus.iter().find(|gpu| gpu.device.uuid == uuid)?;
         Some(gpu.usable_bytes()?.saturating_sub(headroom_bytes))
@@ -152,7 +152,7 @@ fn sized(step: &Attributed) -> Option<Sized> {
 
 /// The last profile of this rank, or of the one with the most activations.
 fn profile(site: &Site, job: &JobId, rank: Option<u32>) -> Option<(u32, Arc<Profile>)> {
-    let jobs = site.known().ledger.open();
+    let jobs = site.state().ledger.open();
     let ranks = jobs.by_id().get(job)?.ranks.iter().filter(|(number, _)| rank.is_none_or(|rank| rank == **number));
     let profiles = ranks.filter_map(|(number, rank)| Some((*number, Arc::clone(rank.profile()?))));
     // Of equal ones, the first rank.

@@ -26,8 +26,8 @@ pub(super) const POINTS: usize = 10_000;
 pub(super) const MOST_POINTS: usize = 100_000;
 
 fn node(site: &Site) -> Result<Arc<Node>, Problem> {
-    site.known().slot.node().ok_or_else(|| {
-        let trouble = site.known().slot.trouble();
+    site.state().slot.node().ok_or_else(|| {
+        let trouble = site.state().slot.trouble();
         let detail = trouble.map_or_else(|| "starting".into(), |trouble| trouble.message.clone());
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })
@@ -276,9 +276,9 @@ struct ListedRank {
 /// All jobs that are known, with their ranks.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs", tag = "jobs", responses((status = 200, body = JobsAnswer))))]
 pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
-    let node = site.known().slot.node();
-    let shift_ns = site.known().unix_shift_ns();
-    let jobs = site.known().ledger.open();
+    let node = site.state().slot.node();
+    let shift_ns = site.state().unix_shift_ns();
+    let jobs = site.state().ledger.open();
     let listed_rank = |(number, rank): (&u32, &Rank)| ListedRank {
         rank: *number,
         world_size: rank.world_size,

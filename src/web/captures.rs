@@ -67,14 +67,14 @@ pub(super) struct CapturesAnswer {
 
 /// All captures, newest first.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/captures", tag = "captures", responses((status = 200, body = CapturesAnswer))))]
-pub(super) async fn list(State(desk): State<CaptureState>) -> Json<CapturesAnswer> {
+pub(super) async fn list(State(captures): State<CaptureState>) -> Json<CapturesAnswer> {
     #[allow(clippy::cast_precision_loss, reason = "seconds of at most a day")]
-    let most_seconds_before = desk.recorder.most_before_ns().map(|most_ns| most_ns as f64 / 1e9);
+    let most_seconds_before = captures.recorder.most_before_ns().map(|most_ns| most_ns as f64 / 1e9);
     Json(CapturesAnswer {
-        on: desk.recorder.stats().is_some(),
+        on: captures.recorder.stats().is_some(),
         most_seconds_before,
-        trouble: desk.recorder.trouble(),
-        captures: desk.recorder.list(),
+        trouble: captures.recorder.trouble(),
+        captures: captures.recorder.list(),
     })
 }
 
@@ -109,10 +109,14 @@ struct Begun {
     (status = 429, description = "Asked for too often.", body = super::problem::Body),
     (status = 503, description = "Captures are off, or nothing can be written.", body = super::problem::Body),
     (status = 507, body = super::problem::Body))))]
-pub(super) async fn ask(State(desk): State<CaptureState>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
-    desk.access.check(&headers, "requests for captures")?;
+pub(super) async fn ask(
+    State(captures): State<CaptureState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    captures.access.check(&headers, "requests for captures")?;
     let request = request(&read(body).await?)?;
-    let id = match desk.recorder.ask(request) {
+    let id = match captures.recorder.ask(request) {
         Ok(id) => id,
         Err(Refusal::TooOften { wait }) => return Ok(too_often(wait)),
         Err(refusal) => return Err(refused(&refusal)),
@@ -172,12 +176,12 @@ fn refused(refusal: &Refusal) -> Problem {
 }
 
 /// A finished capture of this name, or why there is none.
-fn finished(desk: &CaptureState, id: &str) -> Result<Listed, Problem> {
-    if let Some(trouble) = desk.recorder.failure(id) {
+fn finished(captures: &CaptureState, id: &str) -> Result<Listed, Problem> {
+    if let Some(trouble) = captures.recorder.failure(id) {
         let detail = format!("capture `{id}` failed: {trouble}");
         return Err(Problem::new(StatusCode::GONE, detail).with("trouble", &trouble));
     }
-    let listed = desk.recorder.find(id).ok_or_else(|| gone(id))?;
+    let listed = captures.recorder.find(id).ok_or_else(|| gone(id))?;
     if listed.state == Progress::Writing {
         let detail = "it is still being written; /api/v1/captures shows its state";
         return Err(Problem::new(StatusCode::CONFLICT, detail));
@@ -195,9 +199,12 @@ fn gone(id: &str) -> Problem {
     responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sqlite3"),
         (status = 404, body = super::problem::Body), (status = 409, description = "It is being written.", body = super::problem::Body),
         (status = 410, description = "It failed.", body = super::problem::Body), (status = 503, body = super::problem::Body))))]
-pub(super) async fn download(State(desk): State<CaptureState>, Path(id): Path<String>) -> Result<Response, Problem> {
-    let listed = finished(&desk, &id)?;
-    let (recorder, found) = (desk.recorder, listed.clone());
+pub(super) async fn download(
+    State(captures): State<CaptureState>,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    let listed = finished(&captures, &id)?;
+    let (recorder, found) = (captures.recorder, listed.clone());
     let opened = blocking(move || recorder.open(&found).and_then(|file| Ok((file.metadata()?.len(), file)))).await;
     let (bytes, file) = opened.map_err(|error| {
         // It may have been removed since it was listed.
@@ -247,19 +254,19 @@ pub(super) struct CaptureMemoryQuery {
         (status = 410, description = "It failed.", body = super::problem::Body),
         (status = 503, description = "It cannot be read.", body = super::problem::Body))))]
 pub(super) async fn memory(
-    State(desk): State<CaptureState>,
+    State(captures): State<CaptureState>,
     Path(id): Path<String>,
     query: Result<Query<CaptureMemoryQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
-    let listed = finished(&desk, &id)?;
+    let listed = finished(&captures, &id)?;
     let interval = (query.from.unwrap_or(i64::MIN), query.to.unwrap_or(i64::MAX));
     let (gpu, most) = (query.gpu.clone(), query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS));
     // As a report, it takes memory and a core: one at a time, also if the client goes away.
-    let alone = Arc::clone(&desk.reporting).lock_owned().await;
+    let alone = Arc::clone(&captures.reporting).lock_owned().await;
     let read = blocking(move || {
         let _alone = alone;
-        curve(&desk.recorder.path_of(&listed)?, &gpu, interval, most).map(|curve| (desk.answers, curve))
+        curve(&captures.recorder.path_of(&listed)?, &gpu, interval, most).map(|curve| (captures.answers, curve))
     });
     let (answers, found) = read.await.map_err(|error| {
         tracing::warn!(id, %error, "the memory of a capture cannot be read");
@@ -277,14 +284,14 @@ pub(super) async fn memory(
         (status = 404, body = super::problem::Body), (status = 409, description = "It is being written.", body = super::problem::Body),
         (status = 410, description = "It failed.", body = super::problem::Body),
         (status = 503, description = "It cannot be read.", body = super::problem::Body))))]
-pub(super) async fn report(State(desk): State<CaptureState>, Path(id): Path<String>) -> Result<Response, Problem> {
-    let listed = finished(&desk, &id)?;
+pub(super) async fn report(State(captures): State<CaptureState>, Path(id): Path<String>) -> Result<Response, Problem> {
+    let listed = finished(&captures, &id)?;
     // Held by the work itself: a client that goes away does not end it.
-    let alone = Arc::clone(&desk.reporting).lock_owned().await;
+    let alone = Arc::clone(&captures.reporting).lock_owned().await;
     let made = blocking(move || {
         let _alone = alone;
-        let page = page_of(&desk.recorder.path_of(&listed)?)?;
-        Ok(desk.answers.0.keep(page.into_bytes()))
+        let page = page_of(&captures.recorder.path_of(&listed)?)?;
+        Ok(captures.answers.0.keep(page.into_bytes()))
     });
     let made = made.await.map_err(|error| {
         tracing::warn!(id, %error, "the report of a capture cannot be made");

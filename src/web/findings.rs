@@ -114,8 +114,8 @@ pub(super) async fn findings(
     query: Result<Query<FindingsQuery>, QueryRejection>,
 ) -> Result<Json<FindingsAnswer>, Problem> {
     let Query(query) = query.map_err(bad_query)?;
-    let shift_ns = site.known().unix_shift_ns();
-    let board = site.known().findings.board();
+    let shift_ns = site.state().unix_shift_ns();
+    let board = site.state().findings.board();
     let mut found: Vec<&Finding> = board.all().collect();
     found.retain(|finding| query.wants(finding.ended_ns.is_none()));
     found.sort_by_key(|finding| std::cmp::Reverse(finding.id));

@@ -14,8 +14,8 @@ pub(super) async fn live() -> &'static str {
 /// 200 once a source is open, its first sample has been taken, and a GPU answers; otherwise 503 with the reason.
 pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Problem> {
     let unready = |detail: String| Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
-    let Some(node) = site.known().slot.node() else {
-        let trouble = site.known().slot.trouble();
+    let Some(node) = site.state().slot.node() else {
+        let trouble = site.state().slot.trouble();
         return unready(trouble.map_or_else(|| "starting".into(), |trouble| trouble.message.clone()));
     };
     if node.rings.iter().all(|ring| ring.newest_ns().is_none()) {

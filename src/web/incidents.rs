@@ -93,8 +93,8 @@ pub(super) async fn incidents(
     query: Result<Query<FindingsQuery>, QueryRejection>,
 ) -> Result<Json<IncidentsAnswer>, Problem> {
     let Query(query) = query.map_err(bad_query)?;
-    let shift_ns = site.known().unix_shift_ns();
-    let board = site.known().findings.board();
+    let shift_ns = site.state().unix_shift_ns();
+    let board = site.state().findings.board();
     let found = board.incidents().filter(|incident| query.wants(incident.is_active())).take(query.most());
     Ok(Json(IncidentsAnswer { incidents: found.map(|incident| answer(incident, shift_ns)).collect() }))
 }

@@ -140,12 +140,12 @@ pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> R
     let id = find(&site, &name)?;
     let mut ranks = open_ranks(&site, &id);
     let key = |rank: &RankAnswer| (id.clone(), rank.rank);
-    let board = site.known().findings.board();
+    let board = site.state().findings.board();
     for rank in &mut ranks {
         rank.ratios = board.ratios().get(&key(rank)).map(RatiosAnswer::of).unwrap_or_default();
     }
     drop(board);
-    let log = site.known().ledger.ended();
+    let log = site.state().ledger.ended();
     for rank in &mut ranks {
         if let Some(stats) = log.rank(&key(rank)) {
             rank.add(stats);
@@ -160,8 +160,8 @@ pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> R
 
 /// The job's ranks without their statistics, which are under another lock.
 fn open_ranks(site: &Site, id: &JobId) -> Vec<RankAnswer> {
-    let node = site.known().slot.node();
-    let shift_ns = site.known().unix_shift_ns();
+    let node = site.state().slot.node();
+    let shift_ns = site.state().unix_shift_ns();
     let answer = |(number, rank): (&u32, &Rank)| RankAnswer {
         rank: *number,
         world_size: rank.world_size,
@@ -180,7 +180,7 @@ fn open_ranks(site: &Site, id: &JobId) -> Vec<RankAnswer> {
         step_durations: None,
         phases: Vec::new(),
     };
-    let jobs = site.known().ledger.open();
+    let jobs = site.state().ledger.open();
     jobs.by_id().get(id).map(|job| job.ranks.iter().map(answer).collect()).unwrap_or_default()
 }
 

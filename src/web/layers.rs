@@ -66,8 +66,8 @@ struct RemainingLayers {
 
 impl Page for RemainingLayers {
     fn next(&mut self, rows: &mut Rows) {
-        let shift_ns = self.site.known().unix_shift_ns();
-        let log = self.site.known().ledger.ended();
+        let shift_ns = self.site.state().unix_shift_ns();
+        let log = self.site.state().ledger.ended();
         let mut last = None;
         for (rank, name, layer) in of_job(&log, &self.job, self.rank, self.after.as_ref()).take(ROWS) {
             rows.push(&Row::new(rank, name, layer, shift_ns));

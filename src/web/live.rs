@@ -20,8 +20,8 @@ use highwater_core::gpu::{GpuState, Health, Medium, THROTTLE_REASONS};
 use highwater_core::phases::Span;
 use highwater_core::ring;
 use highwater_core::source::provenance;
-use highwater_engine::known::Known;
 use highwater_engine::node::Node;
+use highwater_engine::shared_state::SharedState;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
@@ -48,7 +48,7 @@ const RETRY: &str = "retry: 1000\n\n";
 pub struct Live(Arc<Shared>);
 
 struct Shared {
-    known: Known,
+    state: SharedState,
     answers: Arc<Answers>,
     /// When this daemon started, Unix nanoseconds: spans are numbered from then on.
     started_unix_ns: i64,
@@ -119,11 +119,11 @@ struct GpuNow {
 
 impl Live {
     /// No clients yet. Long events count towards `answers`.
-    pub(super) fn new(known: Known, answers: Arc<Answers>) -> Self {
+    pub(super) fn new(state: SharedState, answers: Arc<Answers>) -> Self {
         let (events, _) = broadcast::channel(BEHIND);
-        let started_unix_ns = known.clock.now_ns() + known.clock.unix_shift_ns();
+        let started_unix_ns = state.clock.now_ns() + state.clock.unix_shift_ns();
         let (served, stop) = (Mutex::default(), watch::Sender::new(false));
-        Self(Arc::new(Shared { known, answers, started_unix_ns, served, events, stop, alone: Arc::default() }))
+        Self(Arc::new(Shared { state, answers, started_unix_ns, served, events, stop, alone: Arc::default() }))
     }
 
     /// Waits for the right to do long work on the past, which one request has at a time: `timeline` decodes spans,
@@ -201,20 +201,20 @@ impl Shared {
             let rings = node.gpus.iter().zip(node.rings.iter());
             rings.filter_map(|(gpu, ring)| Some((gpu.device.uuid.clone(), ring.newest_ns()?))).collect()
         };
-        let newest_ns = self.known.slot.node().as_ref().map(newest).unwrap_or_default();
-        Reach { newest_ns, spans: self.known.ledger.ended().phases.count() }
+        let newest_ns = self.state.slot.node().as_ref().map(newest).unwrap_or_default();
+        Reach { newest_ns, spans: self.state.ledger.ended().phases.count() }
     }
 
     /// Builds the text of an event with what is new from `since` to `reach`. Without `since`, it is the first event of a
     /// client: the value of each GPU's memory at `reach`, and the last steps and phases.
     fn event(&self, since: Option<&Reach>, reach: &Reach) -> Option<Arc<Answer>> {
-        let node = self.known.slot.node();
-        let clock = self.known.clock_of(node.as_deref());
+        let node = self.state.slot.node();
+        let clock = self.state.clock_of(node.as_deref());
         let (base_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
-        let mut ranks = spans::open(&self.known, node.as_deref(), base_ns);
+        let mut ranks = spans::open(&self.state, node.as_deref(), base_ns);
         let (ended, lost) = self.ended(since.map(|since| since.spans), reach.spans);
         ended.into_iter().for_each(|span| spans::add(&mut ranks, span, base_ns));
-        let trouble = self.known.slot.trouble().map(|trouble| trouble.message.clone());
+        let trouble = self.state.slot.trouble().map(|trouble| trouble.message.clone());
         let source = node.as_ref().map(|node| node.source.description());
         let update = Update {
             base_unix_nano: base_ns + shift_ns,
@@ -238,7 +238,7 @@ impl Shared {
     /// `since`, the last ones; then none counts as lost.
     fn ended(&self, since: Option<u64>, until: u64) -> (Vec<Span>, u64) {
         let first = since.map_or(until.saturating_sub(SPANS / 2), |since| since.max(until.saturating_sub(SPANS)));
-        let blocks = self.known.ledger.ended().trail.blocks_since(first);
+        let blocks = self.state.ledger.ended().trail.blocks_since(first);
         let new = |span: &Span| (first..until).contains(&span.number);
         let mut ended: Vec<Span> = blocks.iter().flat_map(|block| block.spans()).filter(new).collect();
         ended.sort_unstable_by_key(|span| span.number);
@@ -248,7 +248,7 @@ impl Shared {
 
     /// A number that differs whenever a list of findings would look different.
     fn findings_revision(&self) -> u64 {
-        let board = self.known.findings.board();
+        let board = self.state.findings.board();
         let mark = |finding: &highwater_core::detect::Finding| {
             let severity = finding.sign.severity as u64;
             (finding.id.wrapping_mul(8) + severity * 2 + u64::from(finding.ended_ns.is_some())).wrapping_add(1)

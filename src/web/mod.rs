@@ -49,7 +49,7 @@ use axum::routing;
 use exposition::Expositions;
 use gate::Gate;
 use highwater_engine::intake::Intake;
-use highwater_engine::known::Known;
+use highwater_engine::shared_state::SharedState;
 use live::Live;
 use problem::Problem;
 use sender::Peer;
@@ -80,7 +80,7 @@ impl Site {
     pub fn new(mut snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder) -> Self {
         let answers = LongAnswers::default();
         snapshots.parts.push(Arc::clone(&answers.0) as _);
-        let live = Live::new(snapshots.known.clone(), Arc::clone(&answers.0));
+        let live = Live::new(snapshots.state.clone(), Arc::clone(&answers.0));
         Self { snapshots, intake, recorder, answers, live }
     }
 
@@ -88,13 +88,13 @@ impl Site {
     fn note_scrape(&self, peer: Option<&Peer>, headers: &HeaderMap) {
         let address = peer.map(|peer| peer.peer.ip().to_string()).unwrap_or_default();
         let program = headers.get(header::USER_AGENT).and_then(|program| program.to_str().ok()).unwrap_or_default();
-        let (node, known) = (self.known().slot.node(), self.known());
-        known.findings.note_scrape(&format!("{address} {program}"), known.clock_of(node.as_deref()).now_ns());
+        let (node, state) = (self.state().slot.node(), self.state());
+        state.findings.note_scrape(&format!("{address} {program}"), state.clock_of(node.as_deref()).now_ns());
     }
 
     /// The current state.
-    fn known(&self) -> &Known {
-        &self.snapshots.known
+    fn state(&self) -> &SharedState {
+        &self.snapshots.state
     }
 }
 

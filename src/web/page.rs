@@ -31,7 +31,7 @@ pub(super) const CLOSED: [(header::HeaderName, &str); 4] = [
 
 /// The page.
 pub(super) async fn page(State(site): State<Site>) -> Response {
-    let data = json!({ "headroom_bytes": site.known().findings.settings().headroom_bytes });
+    let data = json!({ "headroom_bytes": site.state().findings.settings().headroom_bytes });
     let page = Page { title: "highwater", body: BODY, scripts: &SCRIPTS, data: &data, connects: true };
     let Document { html, policy } = page.document();
     let policy = format!("{policy}; frame-ancestors 'none'");

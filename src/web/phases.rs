@@ -63,10 +63,10 @@ pub(super) async fn phases(
 /// # Errors
 /// None is known, or several owners have a job of this name.
 pub(super) fn find(site: &Site, job: &str) -> Result<JobId, Problem> {
-    let ledger = &site.known().ledger;
+    let ledger = &site.state().ledger;
     let open = ledger.open().by_id().keys().filter(|id| id.is_meant_by(job)).cloned().collect::<BTreeSet<_>>();
-    let known: Vec<JobId> = open.union(&ledger.ended().jobs_meant_by(job)).cloned().collect();
-    match known.as_slice() {
+    let ids: Vec<JobId> = open.union(&ledger.ended().jobs_meant_by(job)).cloned().collect();
+    match ids.as_slice() {
         [] => Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` is known"))),
         [id] => Ok(id.clone()),
         several => {
@@ -88,12 +88,12 @@ struct RemainingPhases {
 impl Page for RemainingPhases {
     fn next(&mut self, rows: &mut Rows) {
         let ended: Vec<_> = {
-            let log = self.site.known().ledger.ended();
+            let log = self.site.state().ledger.ended();
             let ended = log.phases.of_job(&self.job, self.before).take(self.left.min(ROWS));
             ended.map(|(number, attributed)| (number, Arc::clone(attributed))).collect()
         };
-        let node = self.site.known().slot.node();
-        let shift_ns = self.site.known().unix_shift_ns();
+        let node = self.site.state().slot.node();
+        let shift_ns = self.site.state().unix_shift_ns();
         for (number, attributed) in &ended {
             rows.push(&Phase::new(attributed, node.as_deref(), shift_ns));
             self.before = *number;

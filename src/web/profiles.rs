@@ -148,7 +148,7 @@ impl RemainingProfiles {
 
     /// The next rank that has a profile.
     fn find(&mut self) -> Option<(u32, Arc<Profile>)> {
-        let jobs = self.site.known().ledger.open();
+        let jobs = self.site.state().ledger.open();
         let ranks = jobs.by_id().get(&self.job).filter(|_| !self.ranks.is_empty())?.ranks.range(self.ranks.clone());
         let found = ranks.filter_map(|(number, rank)| Some((*number, Arc::clone(rank.profile()?)))).next();
         let after = found.as_ref().and_then(|(number, _)| number.checked_add(1));
@@ -161,7 +161,7 @@ impl RemainingProfiles {
 
 impl Page for RemainingProfiles {
     fn next(&mut self, rows: &mut Rows) {
-        let shift_ns = self.site.known().unix_shift_ns();
+        let shift_ns = self.site.state().unix_shift_ns();
         let mut left = ROWS;
         while left > 0 {
             let begun = self.begun.take();
@@ -201,7 +201,7 @@ mod tests {
     use highwater_core::clock::Manual;
     use highwater_core::jobs::{Limits, Sender};
     use highwater_engine::intake::Intake;
-    use highwater_engine::known::Known;
+    use highwater_engine::shared_state::SharedState;
     use http_body_util::BodyExt as _;
     use serde_json::{Value, json};
 
@@ -209,8 +209,8 @@ mod tests {
 
     fn site() -> Site {
         let intake = Arc::new(Intake::new(Limits::default(), Arc::new(Manual::at(NOW_NS)), Arc::default()));
-        let known = Known::of(&crate::fuzzing::node(), intake.ledger());
-        let snapshots = Snapshots { known, processes: false, parts: Vec::new() };
+        let state = SharedState::of(&crate::fuzzing::node(), intake.ledger());
+        let snapshots = Snapshots { state, processes: false, parts: Vec::new() };
         Site::new(snapshots, intake, Recorder::default())
     }
 

@@ -127,7 +127,7 @@ impl Server {
             match secured(Watched::new(stream, Arc::clone(&state)), guard).await {
                 Ok(stream) => {
                     state.shook_hands();
-                    speak(stream, service, watcher).await
+                    serve_one(stream, service, watcher).await
                 }
                 Err(error) => {
                     tracing::debug!(peer = %client, %error, "the TLS handshake failed");
@@ -181,7 +181,7 @@ async fn secured(stream: Watched, guard: Option<Arc<Guard>>) -> io::Result<Box<d
 }
 
 /// HTTP/1 on one stream.
-async fn speak(stream: Box<dyn Stream>, service: Routes, watcher: Watcher) -> Ending {
+async fn serve_one(stream: Box<dyn Stream>, service: Routes, watcher: Watcher) -> Ending {
     // The slot measures the time for the head: hyper's own timer would count a kept connection's silence too.
     let connection = http1::Builder::new()
         .header_read_timeout(None)

@@ -7,8 +7,8 @@ use super::api::uuids;
 use highwater_core::jobs::JobId;
 use highwater_core::phases::{RankKey, Span};
 use highwater_core::wire::Kind;
-use highwater_engine::known::Known;
 use highwater_engine::node::Node;
+use highwater_engine::shared_state::SharedState;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,8 +67,8 @@ struct OpenSpan {
 pub(super) type SpansByRank = BTreeMap<RankKey, RankSpans>;
 
 /// All ranks that are known now, with what they have open. `base_ns` is on the current timeline.
-pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> SpansByRank {
-    let jobs = known.ledger.open();
+pub(super) fn open(state: &SharedState, node: Option<&Node>, base_ns: i64) -> SpansByRank {
+    let jobs = state.ledger.open();
     let of_rank = |(job, number, rank): (&JobId, u32, &highwater_core::jobs::Rank)| {
         // Layers have no place in the lanes: there may be thousands in a step.
         let open = rank.open.iter().filter(|open| open.kind != Kind::Layer).map(|open| OpenSpan {

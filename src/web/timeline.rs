@@ -53,11 +53,11 @@ pub(super) async fn timeline(
     query: Result<Query<TimelineQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
-    let known = site.known();
-    let node = known.slot.node();
-    let shift_ns = known.unix_shift_ns();
+    let state = site.state();
+    let node = state.slot.node();
+    let shift_ns = state.unix_shift_ns();
     let (from_ns, to_ns) = (query.from.saturating_sub(shift_ns), query.to.saturating_sub(shift_ns));
-    let blocks = known.ledger.ended().trail.blocks(from_ns, to_ns);
+    let blocks = state.ledger.ended().trail.blocks(from_ns, to_ns);
     // Decoding everything takes tens of milliseconds, and the threads that serve HTTP have scrapes to answer. One at a time,
     // also if the client goes away meanwhile.
     let alone = site.live.alone().await;
@@ -68,7 +68,7 @@ pub(super) async fn timeline(
     });
     let failed = |error: tokio::task::JoinError| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
     let (longest, left_out) = decoded.await.map_err(failed)?;
-    let mut ranks = spans::open(known, node.as_deref(), from_ns);
+    let mut ranks = spans::open(state, node.as_deref(), from_ns);
     longest.into_iter().for_each(|span| spans::add(&mut ranks, span, from_ns));
     let ranks = ranks.into_values().collect();
     let answer = TimelineAnswer { base_unix_nano: from_ns.saturating_add(shift_ns), ranks, left_out };

@@ -13,8 +13,8 @@ use highwater_core::jobs::Limits;
 use highwater_core::phases::Ledger;
 use highwater_core::ring;
 use highwater_core::source::Source;
-use highwater_engine::known::Known;
 use highwater_engine::node::{Node, Periods};
+use highwater_engine::shared_state::SharedState;
 use std::sync::Arc;
 
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;
@@ -30,8 +30,8 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
     let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
     let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let node = Arc::new(node);
-    let known = Known::of(&node, &Arc::new(Ledger::new(Limits::default())));
-    let snapshots = Snapshots { known, processes: false, parts: Vec::new() };
+    let state = SharedState::of(&node, &Arc::new(Ledger::new(Limits::default())));
+    let snapshots = Snapshots { state, processes: false, parts: Vec::new() };
     let mut sampler = node.sampler(writers);
     let mut scraped_peaks = [Vec::new(), Vec::new()];
     let mut next_ns = intervals_ns.map(|interval_ns| START_NS + 15 * SECOND_NS + interval_ns);
@@ -80,7 +80,7 @@ fn findings_scraped(interval_ns: i64) -> Vec<(bool, Option<f64>)> {
     let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let node = Arc::new(node);
     let snapshots = Snapshots {
-        known: Known::of(&node, &Arc::new(Ledger::new(Limits::default()))),
+        state: SharedState::of(&node, &Arc::new(Ledger::new(Limits::default()))),
         processes: false,
         parts: Vec::new(),
     };
@@ -90,7 +90,7 @@ fn findings_scraped(interval_ns: i64) -> Vec<(bool, Option<f64>)> {
         clock.advance_to(START_NS + ms * MILLISECOND_NS);
         sampler.tick(clock.now_ns(), |_| ());
         if ms % 100 == 0 {
-            snapshots.known.advance(&node, clock.now_ns());
+            snapshots.state.advance(&node, clock.now_ns());
         }
         if (ms * MILLISECOND_NS) % interval_ns == 0 {
             let encoded = export::prometheus::encode(snapshots.collect_for("a scraper")).expect("encoded");

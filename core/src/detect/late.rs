@@ -14,7 +14,7 @@
 
 mod block;
 mod device;
-mod found;
+mod lag;
 mod marks;
 mod words;
 
@@ -32,7 +32,7 @@ use crate::jobs::JobId;
 use crate::phases::RankKey;
 use block::{LateBlock, Run};
 use device::{Mean, Readings, Verdict};
-use found::Found;
+use lag::Found;
 use marks::{Lengths, Phases};
 use std::collections::BTreeMap;
 use std::sync::Arc;

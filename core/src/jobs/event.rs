@@ -131,7 +131,7 @@ impl Event {
 
     /// Whether its name is added to the names of the job. The name of a mark is no label, and an end without a begin must not add
     /// a name.
-    pub(super) fn takes_name(&self) -> bool {
+    pub(super) fn adds_name(&self) -> bool {
         self.event == EventType::Begin || self.layer.is_some()
     }
 

@@ -76,7 +76,7 @@ impl Job {
     pub(super) fn has_room_for(&self, event: &Event, limits: &Limits) -> Result<bool, Refusal> {
         let Some(names) = self.names(event.kind) else { return Ok(true) };
         let most = if event.kind == Kind::Phase { limits.phase_names } else { limits.layer_names };
-        let is_known = names.contains_key(event.name.as_str()) || !event.takes_name();
+        let is_known = names.contains_key(event.name.as_str()) || !event.adds_name();
         if is_known || names.len() < most { Ok(is_known) } else { Err(Refusal::TooManyNames(most)) }
     }
 
@@ -91,7 +91,7 @@ impl Job {
             return (Arc::clone(name), Some(*number));
         }
         let name: Arc<str> = event.name.as_str().into();
-        if !event.takes_name() {
+        if !event.adds_name() {
             return (name, None);
         }
         let number = names.len();

@@ -95,7 +95,7 @@ pub struct Mark {
 
 /// Steps, phases and layers that were dropped, by reason: values of the label `outcome` of `highwater_phases_total`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Left {
+pub struct Unfinished {
     /// Begun again before it ended.
     pub superseded: u64,
     /// Still open when its step ended.
@@ -108,7 +108,7 @@ pub struct Left {
     pub overflow: u64,
 }
 
-impl Left {
+impl Unfinished {
     /// Every count with its label value.
     #[must_use]
     pub fn labelled(&self) -> [(&'static str, u64); 5] {
@@ -132,7 +132,7 @@ pub struct Jobs {
     marks: VecDeque<Mark>,
     /// UUIDs of the GPUs that the positions of ranks and phases refer to.
     devices: Vec<String>,
-    left: Left,
+    left: Unfinished,
     layer_records_dropped: u64,
     /// Whether a rank was forgotten since the last [`expire`](Self::expire).
     has_forgotten: bool,
@@ -160,7 +160,7 @@ impl Jobs {
             pending: VecDeque::new(),
             marks: VecDeque::new(),
             devices: Vec::new(),
-            left: Left::default(),
+            left: Unfinished::default(),
             layer_records_dropped: 0,
             has_forgotten: false,
         }
@@ -184,7 +184,7 @@ impl Jobs {
 
     /// What never ended so far.
     #[must_use]
-    pub fn left(&self) -> Left {
+    pub fn left(&self) -> Unfinished {
         self.left
     }
 
@@ -214,7 +214,7 @@ impl Jobs {
     /// profile of another step.
     pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<Taken, Refusal> {
         let id = self.apart.of(self.id_of(event, account), event);
-        self.hold(&id, event)?;
+        self.check_holder(&id, event)?;
         let plan = match self.plan(&id, event, account) {
             Err(refusal) if refusal.is_want_of_room() && self.make_room(&id, event, account, &refusal) => {
                 self.plan(&id, event, account)
@@ -264,7 +264,7 @@ impl Jobs {
     }
 
     /// Refuses the begin of a step if another running process holds the rank. Reserves nothing.
-    fn hold(&self, id: &JobId, event: &Event) -> Result<(), Refusal> {
+    fn check_holder(&self, id: &JobId, event: &Event) -> Result<(), Refusal> {
         match self.rank(id, event.rank).and_then(|rank| rank.held_against(event)) {
             Some(holder) => Err(Refusal::Contested { job: id.to_string(), rank: event.rank, holder }),
             None => Ok(()),
@@ -326,7 +326,7 @@ impl Jobs {
         let text = |there: bool, text: &str, bytes: usize| if there { text.len() + bytes } else { 0 };
         let bytes = text(job.is_none(), &event.job, JOB_BYTES)
             + if rank.is_none() { RANK_BYTES } else { 0 }
-            + text(is_new_name && event.takes_name(), &event.name, NAME_BYTES)
+            + text(is_new_name && event.adds_name(), &event.name, NAME_BYTES)
             + if needs_series(event, rank) { SERIES_BYTES } else { 0 }
             + open_bytes(event);
         let over = |short| Refusal::over_budget("bytes (annotations.max_bytes)", short, Resource::Bytes, account);

@@ -6,7 +6,7 @@ use super::meters::Meters;
 use super::part::{ALWAYS, Part, Span, within};
 use super::problem::FileProblem;
 use super::rows::{RecordingReader, json, needed, number, real, text, word};
-use super::tape::{Format, Tape, Times, Words, is_too_long};
+use super::tape::{AnnotationSource, Format, Tape, Times, is_too_long};
 use super::track::Track;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{Activity, Changed, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
@@ -347,7 +347,7 @@ impl Rows {
     }
 }
 
-impl Words for Rows {
+impl AnnotationSource for Rows {
     fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
         let (events, profiles) = (Arc::clone(&self.events), Arc::clone(&self.profiles));
         let (mut next_event, mut next_record) = (0, 0);

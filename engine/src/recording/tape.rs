@@ -27,7 +27,7 @@ pub struct Tape {
     /// The tracks of the devices, in the same order.
     pub tracks: Vec<Track>,
     /// What jobs sent.
-    pub said: Box<dyn Words>,
+    pub said: Box<dyn AnnotationSource>,
     /// By the tracks' numbers.
     pub meters: Meters,
     /// When the detectors looked, in order of time; empty if that was not recorded.
@@ -93,7 +93,7 @@ impl Tape {
         Ok(Self {
             devices,
             tracks,
-            said: Box::new(Nothing),
+            said: Box::new(NoAnnotations),
             meters: Meters::default(),
             turns: Vec::new(),
             changes: Vec::new(),
@@ -134,16 +134,16 @@ pub enum Times {
 
 /// What jobs sent where a format has no such thing.
 #[derive(Debug)]
-pub(super) struct Nothing;
+pub(super) struct NoAnnotations;
 
-impl Words for Nothing {
+impl AnnotationSource for NoAnnotations {
     fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
         Box::new(std::iter::empty())
     }
 }
 
 /// What jobs sent.
-pub trait Words: std::fmt::Debug + Send + Sync {
+pub trait AnnotationSource: std::fmt::Debug + Send + Sync {
     /// In the order in which it is to be received, at the recorded times.
     fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send>;
 }

@@ -30,8 +30,8 @@ mod context;
 mod disk;
 mod endpoint;
 mod environment;
+mod findings;
 mod follow;
-mod found;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 pub(crate) mod fuzzing;
 mod grpc;

@@ -53,11 +53,11 @@ impl Producer {
     /// A producer that has exported nothing yet. Totals of this process begin now.
     #[must_use]
     pub fn new(settings: OtlpSettings, snapshots: Snapshots, queue: Arc<Queue>, stats: Arc<OtlpStats>) -> Self {
-        let start_ns = snapshots.known.clock.now_ns() + snapshots.known.clock.unix_shift_ns();
+        let start_ns = snapshots.state.clock.now_ns() + snapshots.state.clock.unix_shift_ns();
         let mapper = Mapper::new(settings.temporality, settings.resource.clone(), start_ns)
             .with_explicit_histograms(settings.explicit_histograms);
         let mut traces = Traces::new(settings.spans);
-        traces.skip_to(&snapshots.known.ledger.ended());
+        traces.skip_to(&snapshots.state.ledger.ended());
         let span_requests = SpanRequests::new(&settings.resource, settings.queue_bytes);
         Self {
             settings,
@@ -80,8 +80,8 @@ impl Producer {
         if self.settings.metrics.is_none() {
             return self.exemplars.clear();
         }
-        let node = self.snapshots.known.slot.node();
-        let clock = self.snapshots.known.clock_of(node.as_deref());
+        let node = self.snapshots.state.slot.node();
+        let clock = self.snapshots.state.clock_of(node.as_deref());
         let now_ns = clock.now_ns() + clock.unix_shift_ns();
         // Time stands still once a recording is over. A second point at the same time would contradict the first.
         if self.snapshot_ns.replace(now_ns) == Some(now_ns) {
@@ -100,7 +100,7 @@ impl Producer {
     }
 
     fn follow_until(&mut self, end: End) {
-        let node = self.snapshots.known.slot.node();
+        let node = self.snapshots.state.slot.node();
         if self.settings.metrics.is_some() {
             // Here too, because reading a minute of a busy ring at once would be a peak of memory and time.
             self.levels.advance(node.as_ref());
@@ -116,13 +116,13 @@ impl Producer {
     fn follow_rings(&mut self, node: Option<&Arc<Node>>, end: End) {
         let mut drawn = self.raw.draw(node);
         if self.settings.raw == Raw::Findings {
-            let clock = self.snapshots.known.clock_of(node.map(|node| &**node));
+            let clock = self.snapshots.state.clock_of(node.map(|node| &**node));
             let decided_ns = match end {
                 End::Turn => clock.now_ns().saturating_sub(around::HELD_NS),
                 End::Daemon => i64::MAX,
             };
             self.around.hold(drawn);
-            self.around.look(self.snapshots.known.findings.board().all());
+            self.around.look(self.snapshots.state.findings.board().all());
             let lost;
             (drawn, lost) = self.around.release(decided_ns);
             self.stats.add_lost(Signal::Raw, DropReason::Overrun, lost);
@@ -134,7 +134,7 @@ impl Producer {
 
     /// The findings that lasted until this time or longer.
     fn findings_since(&self, from_ns: i64) -> Vec<Finding> {
-        let board = self.snapshots.known.findings.board();
+        let board = self.snapshots.state.findings.board();
         board.all().filter(|finding| finding.seen_ns >= from_ns).cloned().collect()
     }
 
@@ -145,10 +145,10 @@ impl Producer {
     }
 
     fn follow_jobs(&mut self, end: End) {
-        let node = self.snapshots.known.slot.node();
-        let clock = self.snapshots.known.clock_of(node.as_deref());
+        let node = self.snapshots.state.slot.node();
+        let clock = self.snapshots.state.clock_of(node.as_deref());
         // Jobs are locked only while new entries are copied: pointers and a few marks.
-        let ledger = &self.snapshots.known.ledger;
+        let ledger = &self.snapshots.state.ledger;
         let new = self.traces.new_of(ledger);
         let begin_ns = self.traces.begin_ns(&new);
         let marks: Vec<Mark> = if begin_ns.is_none() { Vec::new() } else { ledger.open().marks().cloned().collect() };
@@ -160,9 +160,9 @@ impl Producer {
             End::Daemon => self.traces.finish(new, &context, &self.stats),
         };
         for (labels, exemplar) in exemplars {
-            let known = self.exemplars.entry(labels).or_insert_with(|| exemplar.clone());
-            if super::span::seconds_of(&exemplar) > super::span::seconds_of(known) {
-                *known = exemplar;
+            let kept = self.exemplars.entry(labels).or_insert_with(|| exemplar.clone());
+            if super::span::seconds_of(&exemplar) > super::span::seconds_of(kept) {
+                *kept = exemplar;
             }
         }
         let mut spans = spans.into_iter().peekable();

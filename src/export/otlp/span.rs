@@ -1,7 +1,7 @@
 //! One span: a step or phase that ended, with what memory did in it.
 
 use super::context::Context;
-use super::found;
+use super::findings;
 use super::resource::instrumentation;
 use highwater_core::jobs::{Ended, Mark};
 use highwater_core::phases::{Attributed, PhaseMemory};
@@ -52,7 +52,7 @@ fn events(step: &Attributed, context: &Context) -> Vec<Event> {
     };
     let event = |mark: &Mark| Event::new(mark.name.clone(), context.time(mark.at_ns), Vec::new(), 0);
     let marked = context.marks.iter().filter(is_own).map(event);
-    marked.chain(found::findings_of(step, context).map(|one| found::event(one, step, context))).collect()
+    marked.chain(findings::findings_of(step, context).map(|one| findings::event(one, step, context))).collect()
 }
 
 fn attributes(attributed: &Attributed) -> Vec<KeyValue> {

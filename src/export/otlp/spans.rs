@@ -6,7 +6,7 @@
 //! that do not fit are counted. Absent on purpose: layers, of which one step has thousands; recordings have them.
 
 use super::context::Context;
-use super::found::is_found;
+use super::findings::is_found;
 use super::metrics::{Exemplars, unix};
 use super::settings::Spans;
 use super::span::{exemplar, span};

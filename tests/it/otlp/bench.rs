@@ -10,9 +10,9 @@ use highwater_core::ring;
 use highwater_core::source::Source;
 use highwater_engine::dial::Dial;
 use highwater_engine::intake::{Intake, due};
-use highwater_engine::known::Known;
 use highwater_engine::node::Node;
 use highwater_engine::sample::Sampler;
+use highwater_engine::shared_state::SharedState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl Clock for Simulated {
 pub struct Bench {
     pub clock: Arc<Simulated>,
     pub node: Arc<Node>,
-    pub known: Known,
+    pub state: SharedState,
     pub intake: Arc<Intake>,
     pub stats: Arc<OtlpStats>,
     pub most_queued_bytes: Arc<AtomicUsize>,
@@ -71,8 +71,8 @@ impl Bench {
         intake.set_devices(node.source.devices());
         let stats = Arc::new(OtlpStats::default());
         let (sampled, joined, watched) = (Arc::clone(&node), Arc::clone(&intake), Arc::clone(&stats));
-        let known = Known::of(&node, intake.ledger());
-        let found = known.clone();
+        let state = SharedState::of(&node, intake.ledger());
+        let found = state.clone();
         let most_queued_bytes = Arc::new(AtomicUsize::new(0));
         let most = Arc::clone(&most_queued_bytes);
         let sampler = Sampler::new(
@@ -85,13 +85,13 @@ impl Bench {
         );
         tokio::spawn(sample(at_once, sampler, sampled, found, joined, watched, most));
         let parts = vec![Arc::clone(&intake) as _, Arc::clone(&stats) as _];
-        let snapshots = Snapshots { known: known.clone(), processes: false, parts };
+        let snapshots = Snapshots { state: state.clone(), processes: false, parts };
         let exporter = Exporter::new(settings, snapshots, &stats, &dial).expect("an exporter");
         let (stop, stopped) = oneshot::channel::<()>();
         let exporter = tokio::spawn(exporter.run(async {
             let _ = stopped.await;
         }));
-        Self { clock, node, known, intake, stats, most_queued_bytes, stop, exporter }
+        Self { clock, node, state, intake, stats, most_queued_bytes, stop, exporter }
     }
 
     /// Ends the exporter; returns how long that took.
@@ -133,7 +133,7 @@ async fn sample(
     at_once: usize,
     mut sampler: Sampler,
     node: Arc<Node>,
-    known: Known,
+    state: SharedState,
     intake: Arc<Intake>,
     stats: Arc<OtlpStats>,
     most: Arc<AtomicUsize>,
@@ -157,7 +157,7 @@ async fn sample(
         }
         node.advance(intake.ledger(), now_ns);
         if now_ns - looked_ns >= 100 * MILLISECOND_NS {
-            known.findings.advance(&node.join, intake.ledger(), now_ns);
+            state.findings.advance(&node.join, intake.ledger(), now_ns);
             looked_ns = now_ns;
         }
         most.fetch_max(usize::try_from(stats.queued_bytes()).expect("small"), Relaxed);

@@ -63,7 +63,7 @@ fn start(collector: &Collector) -> Bench {
 }
 
 fn findings(bench: &Bench) -> Vec<Finding> {
-    let board = bench.known.findings.board();
+    let board = bench.state.findings.board();
     assert_eq!(board.active().count(), 0, "every finding has ended");
     let exported = board.ended().filter(|finding| finding.sign.severity >= Severity::Warning);
     exported.cloned().collect()
@@ -84,13 +84,13 @@ async fn raw_points_come_around_findings_alone() {
     for (gpu, ring) in bench.node.gpus.iter().zip(bench.node.rings.iter()) {
         let points = &by_gpu[&gpu.device.uuid];
         assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0), "in order, and nothing twice");
-        let (last, known) = points.split_last().expect("points");
-        assert!(known.iter().all(|(at_ns, _)| (from_ns..=to_ns).contains(at_ns)), "nothing outside");
+        let (last, before) = points.split_last().expect("points");
+        assert!(before.iter().all(|(at_ns, _)| (from_ns..=to_ns).contains(at_ns)), "nothing outside");
         assert_eq!(last.1, None, "the last point has no value: what follows was not sent");
         let times: BTreeSet<i64> = points.iter().map(|(at_ns, _)| *at_ns).collect();
         let oldest_ns = ring.oldest_ns().expect("read");
         let all = ring.points(oldest_ns, START_NS + 70 * SECOND_NS, usize::MAX).expect("kept").points;
-        for (at_ns, used) in known {
+        for (at_ns, used) in before {
             assert_eq!(ring.at(*at_ns).expect("kept"), *used, "with its own time: at {} ns", at_ns - START_NS);
         }
         let (near, far): (Vec<Point>, Vec<Point>) =

@@ -5,7 +5,7 @@
 //! two are late, or the readings do not decide, nobody.
 
 use super::block::LateBlock;
-use super::found::{Found, SLOWDOWN};
+use super::lag::{Found, SLOWDOWN};
 use crate::clock::SECOND_NS;
 use crate::detect::finding::{Certainty, Evidence, LagCause};
 use crate::detect::peers::{Group, Member};

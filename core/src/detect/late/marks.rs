@@ -1,7 +1,7 @@
 //! The rule by the marks: a phase of the late rank is longer than that of its peers, by what later phases of the peers are longer,
 //! because they wait in them.
 
-use super::found::{Found, SLOWDOWN};
+use super::lag::{Found, SLOWDOWN};
 use crate::detect::finding::{Certainty, Evidence, HumanDuration, LagCause, seconds};
 use crate::detect::peers::Member;
 use crate::detect::settings::Settings;

@@ -1,6 +1,6 @@
 //! What a late rank's finding says.
 
-use super::found::Found;
+use super::lag::Found;
 use crate::detect::finding::{Evidence, FindingKind, HumanDuration, LagCause, Severity, Sign, Subject, Text, seconds};
 use crate::detect::view::View;
 

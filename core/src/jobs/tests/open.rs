@@ -106,8 +106,8 @@ fn the_end_of_a_step_leaves_what_was_open_in_it_without_an_end() {
     assert_eq!((open(&jobs), jobs.left().step_ended), (vec!["around"], 2));
     assert_eq!(ended(&mut jobs), [("step".to_owned(), Some(1), 2, 5)]);
     say(&mut jobs, &account, &at(6, end("around", 7)));
-    assert_eq!(jobs.left(), Left { step_ended: 2, ..Left::default() });
-    let labelled = Left { superseded: 1, step_ended: 2, exited: 3, silent: 4, overflow: 5 }.labelled();
+    assert_eq!(jobs.left(), Unfinished { step_ended: 2, ..Unfinished::default() });
+    let labelled = Unfinished { superseded: 1, step_ended: 2, exited: 3, silent: 4, overflow: 5 }.labelled();
     assert_eq!(labelled, [("superseded", 1), ("step_ended", 2), ("exited", 3), ("silent", 4), ("overflow", 5)]);
 }
 

@@ -6,7 +6,7 @@
 use super::files::TextFolder;
 use crate::recording::FileProblem;
 use crate::recording::lines::{LineFile, SkippedLines};
-use crate::recording::tape::Words;
+use crate::recording::tape::AnnotationSource;
 use highwater_core::source::OpenError;
 use highwater_core::wire::{Annotation, EventType, Gpu, GpuList, Kind, Memory, Scalar};
 use serde::Deserialize;
@@ -105,7 +105,7 @@ impl Ranks {
     }
 }
 
-impl Words for Ranks {
+impl AnnotationSource for Ranks {
     /// Annotations at the same time come in order of rank.
     fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
         let mut ranks: Vec<Peekable<_>> = self.0.iter().map(|rank| rank.in_order().peekable()).collect();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// The current state.
 #[derive(Clone)]
-pub struct Known {
+pub struct SharedState {
     /// The current node.
     pub slot: Arc<Slot>,
     /// The open and the ended steps and phases of jobs.
@@ -22,7 +22,7 @@ pub struct Known {
     pub clock: Arc<dyn Clock>,
 }
 
-impl Known {
+impl SharedState {
     /// The state of one node whose source stays, as in a bench or a test, without findings.
     #[must_use]
     pub fn of(node: &Arc<Node>, ledger: &Arc<Ledger>) -> Self {
@@ -85,10 +85,10 @@ mod tests {
     #[test]
     fn times_are_shifted_by_the_systems_step_while_there_is_no_node_too() {
         let (node, _writer) = Node::of_one_gpu(Arc::new(Manual::at(0)));
-        let known = Known::of(&node, &Arc::new(Ledger::new(Limits::default())));
-        let known = Known { clock: Arc::new(Stepped(7)), ..known };
-        assert_eq!(known.unix_shift_ns(), 0, "the node's");
-        known.slot.clear(highwater_core::source::OpenError { reason: "no_gpus", message: String::new() });
-        assert_eq!(known.unix_shift_ns(), 7);
+        let state = SharedState::of(&node, &Arc::new(Ledger::new(Limits::default())));
+        let state = SharedState { clock: Arc::new(Stepped(7)), ..state };
+        assert_eq!(state.unix_shift_ns(), 0, "the node's");
+        state.slot.clear(highwater_core::source::OpenError { reason: "no_gpus", message: String::new() });
+        assert_eq!(state.unix_shift_ns(), 7);
     }
 }

@@ -13,8 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Sends the source's annotations at their times, until `stop` or until there are no more. Without a socket they go to
 /// the intake directly.
-pub fn speak(source: &dyn Source, clock: &dyn Clock, socket: Option<&Path>, intake: &Intake, stop: &AtomicBool) {
-    let mut voice = Voice { socket: socket.and_then(connect), intake, complained: false };
+pub fn send_annotations(
+    source: &dyn Source,
+    clock: &dyn Clock,
+    socket: Option<&Path>,
+    intake: &Intake,
+    stop: &AtomicBool,
+) {
+    let mut sender = AnnotationSender { socket: socket.and_then(connect), intake, complained: false };
     for annotation in source.annotations() {
         let at_ns = annotation.time_unix_nano.unwrap_or_else(|| clock.now_ns());
         while clock.now_ns() < at_ns {
@@ -26,16 +32,16 @@ pub fn speak(source: &dyn Source, clock: &dyn Clock, socket: Option<&Path>, inta
         if stop.load(Ordering::Relaxed) {
             return;
         }
-        voice.say(annotation);
+        sender.send(annotation);
     }
 }
 
 /// Removes the annotations that are due at a moment, in order of time; one without a time is due at once.
-pub fn due<Said: Iterator<Item = Annotation>>(
-    said: &mut Peekable<Said>,
+pub fn due<Annotations: Iterator<Item = Annotation>>(
+    annotations: &mut Peekable<Annotations>,
     at_ns: i64,
-) -> impl Iterator<Item = Annotation> + use<'_, Said> {
-    std::iter::from_fn(move || said.next_if(|next| next.time_unix_nano.is_none_or(|time_ns| time_ns <= at_ns)))
+) -> impl Iterator<Item = Annotation> + use<'_, Annotations> {
+    std::iter::from_fn(move || annotations.next_if(|next| next.time_unix_nano.is_none_or(|time_ns| time_ns <= at_ns)))
 }
 
 fn connect(path: &Path) -> Option<UnixDatagram> {
@@ -43,14 +49,14 @@ fn connect(path: &Path) -> Option<UnixDatagram> {
     connected.inspect_err(|error| tracing::error!(%error, "simulated jobs cannot reach the annotation socket")).ok()
 }
 
-struct Voice<'a> {
+struct AnnotationSender<'a> {
     socket: Option<UnixDatagram>,
     intake: &'a Intake,
     complained: bool,
 }
 
-impl Voice<'_> {
-    fn say(&mut self, annotation: Annotation) {
+impl AnnotationSender<'_> {
+    fn send(&mut self, annotation: Annotation) {
         let trouble = match &self.socket {
             Some(socket) => match serde_json::to_vec(&annotation) {
                 Ok(json) => match socket.send(&json) {
