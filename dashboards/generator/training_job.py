@@ -53,7 +53,8 @@ def dashboard():
                      (8, _peak_by_rank()), (8, _floor()))
     board.line(9, (8, _allocator()), (8, _outside()), (8, _failed()))
     board.row("GPU time and energy")
-    board.line(9, (8, _idle()), (8, _energy()), (8, _power()))
+    board.line(9, (12, _tensor()), (12, _idle()))
+    board.line(9, (12, _energy()), (12, _power()))
     findings.annotate(board, RANK, on[:2] + on[3:5])
     return board
 
@@ -270,6 +271,15 @@ def _idle():
     return lines("GPU idle, by phase", "Share of each phase's time in which the GPU ran nothing. In data the loader is slow; in forward "
                  "or backward the host launches kernels too slowly; in comm a rank waits for another.",
                  [query(f"{idle} / ({seconds(PHASES, PHASE, ['phase'])} > 0)", "{{phase}}")], "percentunit", maximum=1, span=True)
+
+
+def _tensor():
+    tensor = f"sum by (rank) (rate(highwater_job_step_tensor_active_seconds_total{{{RANK}}}[$__rate_interval]))"
+    return heat("Tensor cores active, by rank", "Share of each rank's time in steps in which its tensor cores worked, from Hopper on. All "
+                "ranks take as long for a step as the slowest one: a rank that is well above the others works while they wait. A row "
+                "for each rank, rank 0 at the top.",
+                [query(in_order(f"{tensor} / ({seconds(STEP, RANK, ['rank'])} > 0)"), shape="table")], "percentunit", rows_of="rank",
+                low=0, high=1, interval="30s", decimals=0, scheme="Blues")
 
 
 def _energy():

@@ -137,8 +137,18 @@ metrics! {
         "Number of the last step. From annotations.";
     JOB_STEPS = Counter "highwater_job_steps_total" ["training_job", "rank", "namespace", "user"]
         "Steps that ended. From annotations.";
+    JOB_PIPELINE_STAGE = Gauge "highwater_job_pipeline_stage" ["training_job", "rank", "namespace", "user"]
+        "The rank's stage of a pipeline, from the coordinates that it sent; absent where it sent none, or they have no stage.";
     JOB_STEP_DURATION = Histogram "highwater_job_step_duration_seconds" ["training_job", "rank", "namespace", "user"]
         "Durations of steps, by the job's own times. docs/prometheus.md describes its buckets and native histograms.";
+    JOB_STEP_IDLE = Counter "highwater_job_step_gpu_idle_seconds_total" ["training_job", "rank", "namespace", "user"]
+        "Time inside the rank's steps in which no kernel ran, the mean of several GPUs. From the driver's utilization.";
+    JOB_STEP_SM_ACTIVE = Counter "highwater_job_step_sm_active_seconds_total" ["training_job", "rank", "namespace", "user"]
+        "Time of multiprocessors with a warp inside the rank's steps: highwater_gpu_sm_active_ratio times time, the mean of several GPUs.";
+    JOB_STEP_TENSOR_ACTIVE = Counter "highwater_job_step_tensor_active_seconds_total" ["training_job", "rank", "namespace", "user"]
+        "The same of tensor cores. A rank that works more than its peers, which wait for it, has more of it in the same time.";
+    JOB_STEP_DRAM_ACTIVE = Counter "highwater_job_step_dram_active_seconds_total" ["training_job", "rank", "namespace", "user"]
+        "The same of memory that transfers.";
     JOB_LAST_ANNOTATION = Gauge "highwater_job_last_annotation_timestamp_seconds" ["training_job", "rank", "namespace", "user"]
         "Unix time of the rank's newest annotation.";
     JOB_ALLOCATOR_ALLOCATED = Gauge "highwater_job_allocator_allocated_bytes" ["training_job", "rank", "namespace", "user"]
@@ -165,6 +175,12 @@ metrics! {
         "Energy of the rank's GPUs inside phases of this name: power, read every 100 ms, times time.";
     PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
         "Time inside phases of this name in which no kernel ran, the mean of several GPUs. From the driver's utilization, whose window is 1/6 to 1 s, so it is an estimate for shorter phases.";
+    PHASE_SM_ACTIVE = Counter "highwater_phase_sm_active_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
+        "Time of multiprocessors with a warp inside phases of this name: highwater_gpu_sm_active_ratio times time, the mean of several GPUs. Of phases of 1 s or longer alone, because the readings are means of 200 ms.";
+    PHASE_TENSOR_ACTIVE = Counter "highwater_phase_tensor_active_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
+        "The same of tensor cores: highwater_gpu_tensor_active_ratio times time.";
+    PHASE_DRAM_ACTIVE = Counter "highwater_phase_dram_active_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
+        "The same of memory that transfers: highwater_gpu_dram_active_ratio times time.";
     FINDING_ACTIVE = Gauge "highwater_finding_active" ["finding", "severity", "gpu", "uuid", "training_job", "rank", "namespace", "user"]
         "1 while a finding goes on, and after its last sign for three scrape intervals as the daemon observes them, at most 5 minutes; a label that does not apply is empty. docs/findings.md describes each kind.";
     FINDINGS = Counter "highwater_findings_total" ["finding", "gpu", "uuid", "training_job", "rank", "namespace", "user"]

@@ -4,6 +4,7 @@ use super::catalogue as c;
 use super::families::{Families, LabelValue, Labels};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::{JobId, Profile, Rank};
+use highwater_core::mesh::Mesh;
 use highwater_core::phases::{Ledger, RankKey, RankStats, WINDOWS};
 use highwater_core::wire::{Kind, Memory};
 use highwater_engine::node::Node;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 struct RankNow {
     key: RankKey,
     world_size: Option<u32>,
+    stage: Option<u32>,
     pid: Option<u32>,
     gpus: Option<Arc<[usize]>>,
     step: Option<u64>,
@@ -35,6 +37,7 @@ impl RankNow {
         Self {
             key: (job.clone(), number),
             world_size: rank.world_size,
+            stage: rank.mesh.as_deref().and_then(Mesh::stage),
             pid: rank.pid,
             gpus: rank.gpus.clone(),
             step: rank.step,
@@ -112,7 +115,12 @@ fn info(labels: &Labels, rank: &RankNow, node: Option<&Node>, out: &mut Families
 fn steps(labels: &Labels, rank: &RankNow, stats: &RankStats, unix_shift_ns: i64, out: &mut Families) {
     out.count(&c::JOB_STEP, labels, rank.step);
     out.count(&c::JOB_STEPS, labels, Some(rank.steps));
+    out.count(&c::JOB_PIPELINE_STAGE, labels, rank.stage.map(u64::from));
     out.histogram(&c::JOB_STEP_DURATION, labels, stats.step_durations.counts());
+    out.number(&c::JOB_STEP_IDLE, labels, stats.step_gpu_time.idle_seconds);
+    out.number(&c::JOB_STEP_SM_ACTIVE, labels, stats.step_gpu_time.sm_active_seconds);
+    out.number(&c::JOB_STEP_TENSOR_ACTIVE, labels, stats.step_gpu_time.tensor_active_seconds);
+    out.number(&c::JOB_STEP_DRAM_ACTIVE, labels, stats.step_gpu_time.dram_active_seconds);
     let last_s = (rank.last_event_ns.saturating_add(unix_shift_ns)) as f64 / SECOND_NS as f64;
     out.number(&c::JOB_LAST_ANNOTATION, labels, Some(last_s));
 }
@@ -142,7 +150,10 @@ fn phases(labels: &Labels, rank: &RankNow, stats: &RankStats, now_ns: i64, out: 
         let growth = stats.growth_bytes.map(|bytes| bytes as f64);
         out.number(&c::PHASE_MEMORY_GROWTH, &labels, growth);
         out.number(&c::PHASE_ENERGY, &labels, stats.energy_joules);
-        out.number(&c::PHASE_IDLE, &labels, stats.idle_seconds);
+        out.number(&c::PHASE_IDLE, &labels, stats.gpu_time.idle_seconds);
+        out.number(&c::PHASE_SM_ACTIVE, &labels, stats.gpu_time.sm_active_seconds);
+        out.number(&c::PHASE_TENSOR_ACTIVE, &labels, stats.gpu_time.tensor_active_seconds);
+        out.number(&c::PHASE_DRAM_ACTIVE, &labels, stats.gpu_time.dram_active_seconds);
     }
 }
 

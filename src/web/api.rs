@@ -25,7 +25,7 @@ pub(super) const POINTS: usize = 10_000;
 /// The most points that a client may request.
 pub(super) const MOST_POINTS: usize = 100_000;
 
-fn node(site: &Site) -> Result<Arc<Node>, Problem> {
+pub(super) fn node(site: &Site) -> Result<Arc<Node>, Problem> {
     site.state().slot.node().ok_or_else(|| {
         let trouble = site.state().slot.trouble();
         let detail = trouble.map_or_else(|| "starting".into(), |trouble| trouble.message.clone());
@@ -113,6 +113,13 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, P
     Ok(Json(GpusAnswer { source, simulated, gpus: gpus.chain(skipped).collect() }))
 }
 
+/// The position of the GPU with this index, UUID or PCI bus id.
+pub(super) fn find_gpu(node: &Node, gpu: String) -> Result<usize, Problem> {
+    let devices: Vec<_> = node.gpus.iter().map(|gpu| gpu.device.clone()).collect();
+    let unknown = |unknown: UnknownGpu| Problem::new(StatusCode::NOT_FOUND, unknown.to_string());
+    Ok(Gpus::new(&devices).resolve(&wire::GpuList::One(wire::Gpu::Name(gpu))).map_err(unknown)?[0])
+}
+
 /// The query of `GET /api/v1/gpus/{gpu}/memory`.
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(IntoParams))]
@@ -143,9 +150,7 @@ pub(super) async fn memory(
 ) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
     let node = node(&site)?;
-    let devices: Vec<_> = node.gpus.iter().map(|gpu| gpu.device.clone()).collect();
-    let unknown = |unknown: UnknownGpu| Problem::new(StatusCode::NOT_FOUND, unknown.to_string());
-    let position = Gpus::new(&devices).resolve(&wire::GpuList::One(wire::Gpu::Name(gpu))).map_err(unknown)?[0];
+    let position = find_gpu(&node, gpu)?;
     let (ring, state) = (&node.rings[position], &node.gpus[position]);
     let shift_ns = node.clock.unix_shift_ns();
     let empty = || Problem::new(StatusCode::NOT_FOUND, "no memory has been read of this GPU yet");

@@ -88,6 +88,10 @@ struct PhaseAnswer {
     growth_bytes: Option<i64>,
     energy_joules: Option<f64>,
     gpu_idle_seconds: Option<f64>,
+    /// Of those of 1 s or longer alone, as the next two.
+    sm_active_seconds: Option<f64>,
+    tensor_active_seconds: Option<f64>,
+    dram_active_seconds: Option<f64>,
 }
 
 /// Durations. Quantiles are exact to a bucket of the exponential histogram, a few percent.
@@ -127,7 +131,10 @@ impl PhaseAnswer {
             peak_bytes: stats.peak_bytes,
             growth_bytes: stats.growth_bytes,
             energy_joules: stats.energy_joules,
-            gpu_idle_seconds: stats.idle_seconds,
+            gpu_idle_seconds: stats.gpu_time.idle_seconds,
+            sm_active_seconds: stats.gpu_time.sm_active_seconds,
+            tensor_active_seconds: stats.gpu_time.tensor_active_seconds,
+            dram_active_seconds: stats.gpu_time.dram_active_seconds,
         })
     }
 }

@@ -111,10 +111,28 @@ struct GpuNow {
     #[cfg_attr(test, schema(value_type = Vec<Vec<Option<i64>>>))]
     points: Vec<(i64, Option<u64>)>,
     utilization_ratio: Option<f64>,
+    /// What it did before its newest reading.
+    activity: Option<ActivityNow>,
     power_watts: Option<f64>,
     temperature_celsius: Option<f64>,
     /// Reasons that slow its clocks.
     throttle: Option<Vec<&'static str>>,
+}
+
+/// Shares of the time before a reading, 0 to 1; `null` is not known.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+struct ActivityNow {
+    /// When it was read, microseconds relative to the base.
+    at_us: i64,
+    /// With a kernel.
+    utilization: Option<f64>,
+    /// Of multiprocessors with a warp, their mean.
+    sm: Option<f64>,
+    /// Of tensor cores.
+    tensor: Option<f64>,
+    /// Of memory that transfers.
+    dram: Option<f64>,
 }
 
 impl Live {
@@ -266,7 +284,15 @@ fn gpus(node: &Node, since: Option<&Reach>, reach: &Reach, base_ns: i64) -> Vec<
         let before_ns = since.and_then(|since| since.newest_ns.get(&gpu.device.uuid).copied());
         let points = newest_ns.map(|newest_ns| points(ring, before_ns, newest_ns)).unwrap_or_default();
         let is_up = gpu.health() == Health::Up;
-        let medium = gpu.medium().filter(|_| is_up).map_or_else(Medium::default, |latest| latest.reading);
+        let latest = gpu.medium().filter(|_| is_up);
+        let activity = latest.as_ref().map(|latest| ActivityNow {
+            at_us: (latest.at_ns - base_ns) / 1_000,
+            utilization: latest.reading.utilization_ratio,
+            sm: latest.reading.activity.sm_active_ratio,
+            tensor: latest.reading.activity.tensor_active_ratio,
+            dram: latest.reading.activity.dram_active_ratio,
+        });
+        let medium = latest.map_or_else(Medium::default, |latest| latest.reading);
         let reasons = |mask: u64| THROTTLE_REASONS.iter().filter(move |(bit, _)| mask & bit != 0);
         GpuNow {
             gpu: gpu.device.index.clone(),
@@ -275,6 +301,7 @@ fn gpus(node: &Node, since: Option<&Reach>, reach: &Reach, base_ns: i64) -> Vec<
             until_us: newest_ns.map(|newest_ns| (newest_ns - base_ns) / 1_000),
             points: points.into_iter().map(|point| ((point.at_ns - base_ns) / 1_000, point.used)).collect(),
             utilization_ratio: medium.utilization_ratio,
+            activity,
             power_watts: medium.power_watts,
             temperature_celsius: medium.temperature_celsius,
             throttle: medium.throttle_reasons.map(|mask| reasons(mask).map(|(_, name)| *name).collect()),

@@ -4,6 +4,7 @@
 //! anything that waits for a lane or the driver.
 
 mod accept;
+mod activity;
 mod advice;
 pub mod annotations;
 pub(crate) mod answers;
@@ -115,6 +116,7 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
         .route("/readyz", routing::get(health::ready))
         .route("/api/v1/gpus", routing::get(api::gpus))
         .route("/api/v1/gpus/{gpu}/memory", routing::get(api::memory))
+        .route("/api/v1/gpus/{gpu}/activity", routing::get(activity::activity))
         .route("/api/v1/jobs", routing::get(api::jobs))
         .route("/api/v1/jobs/{job}", routing::get(job::job))
         .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))

@@ -15,12 +15,15 @@ pub(super) async fn openapi() -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{advice, annotations, api, captures, findings, incidents, job, layers, live, phases, timeline};
+    use super::super::{
+        activity, advice, annotations, api, captures, findings, incidents, job, layers, live, phases, timeline,
+    };
     use utoipa::OpenApi;
 
     #[derive(OpenApi)]
     #[openapi(
         paths(
+            activity::activity,
             annotations::post,
             api::gpus,
             api::jobs,

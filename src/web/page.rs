@@ -11,7 +11,8 @@ use highwater_analysis::viewer::{Document, Page};
 use serde_json::json;
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPTS: [&str; 6] = [
+const SCRIPTS: [&str; 7] = [
+    include_str!("page/activity.js"),
     include_str!("page/memory.js"),
     include_str!("page/ranks.js"),
     include_str!("page/feed.js"),

@@ -146,6 +146,10 @@ struct OnGpu<'a> {
     gap_ns: i64,
     energy_joules: Option<f64>,
     gpu_idle_seconds: Option<f64>,
+    /// `null` if it took less than 1 s, as the next two: the readings are means of 200 ms.
+    sm_active_seconds: Option<f32>,
+    tensor_active_seconds: Option<f32>,
+    dram_active_seconds: Option<f32>,
     outside_allocator_bytes: Option<u64>,
 }
 
@@ -170,6 +174,7 @@ impl<'a> Phase<'a> {
 impl<'a> OnGpu<'a> {
     fn new(attributed: &'a Attributed, memory: &PhaseMemory, node: Option<&'a Node>) -> Self {
         let uuid = attributed.uuid_of(memory);
+        let active = attributed.active_of(memory);
         let device = node.and_then(|node| node.gpus.get(memory.gpu)).map(|gpu| &gpu.device);
         Self {
             gpu: device.filter(|device| Some(device.uuid.as_str()) == uuid).map(|device| device.index.as_str()),
@@ -185,6 +190,9 @@ impl<'a> OnGpu<'a> {
             gap_ns: memory.gap_ns,
             energy_joules: memory.usage.energy_joules,
             gpu_idle_seconds: memory.usage.idle_seconds,
+            sm_active_seconds: active.sm,
+            tensor_active_seconds: active.tensor,
+            dram_active_seconds: active.dram,
             outside_allocator_bytes: memory.outside_allocator_bytes,
         }
     }

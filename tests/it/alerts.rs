@@ -3,6 +3,7 @@
 //! Not covered: whether a threshold suits a site. Other tests cover that the daemon raises the findings behind alerts.
 
 mod delivery;
+mod fleet;
 
 use crate::helm::documents;
 use crate::{alertmanager, tools};

@@ -55,6 +55,14 @@ fn the_chart_is_drawn_and_a_phase_is_named_under_the_pointer() {
     browser.painted();
     let tip = text(&mut browser, "document.querySelector('.tip').innerText");
     assert!(tip.contains("llama-ddp rank 0") && tip.contains("step ") && tip.contains("forward ("), "{tip}");
+    // What the GPUs did, drawn and in words, before the page was opened too.
+    browser.wait("highwaterChart.strips().length === 4 && highwaterChart.strips().every(({ activity }) => activity.points.length > 20)");
+    let said = text(&mut browser, "highwaterChart.at(highwaterChart.center()).join('; ')");
+    assert!(said.contains("multiprocessors ") && said.contains("tensor cores "), "{said}");
+    let column = "(() => { const chart = highwaterChart, [one] = chart.strips(), { canvas } = chart, ratio = canvas.width / canvas.clientWidth;
+        const top = chart.floor() + STRIP_TOP, pixels = canvas.getContext('2d').getImageData(0, top * ratio, canvas.width, 12 * ratio).data;
+        const colors = new Set(); for (let i = 0; i < pixels.length; i += 4) colors.add(pixels.slice(i, i + 3).join()); return colors.size; })()";
+    assert!(browser.value(&column.replace("STRIP_TOP", "29")).as_u64() > Some(3), "an empty strip");
     // The address names what is shown, and leads there again.
     browser.wait("location.hash.includes('from=')");
     let view = text(&mut browser, "highwaterChart.view.map((at) => highwaterChart.axis.moment(at)).join()");

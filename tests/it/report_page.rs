@@ -196,6 +196,27 @@ fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
 /// An epoch around the steps, communication inside the backward pass and beyond its end: all of them have a place.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
+fn what_the_gpu_did_is_drawn_below_the_curve_and_in_words_at_the_cursor() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    let file = recording(folder.path());
+    let shares = "utilization_ratio = 1, sm_active_ratio = 0.6, tensor_active_ratio = 0.25, dram_active_ratio = NULL";
+    file.execute(&format!("UPDATE usage SET {shares}"), []).expect("changed");
+    drop(file);
+    browser.appear(1400, 1000, Theme::Dark);
+    browser.open(&page(folder.path(), &["it.sqlite"]), READY);
+    browser.painted();
+    assert_eq!(browser.value("highwaterChart.strips().length"), json!(1));
+    let at = browser.value("highwaterChart.at(0.5).join('; ')");
+    let at = at.as_str().expect("text");
+    assert!(
+        at.contains("GPU 0: busy 100 %, multiprocessors 60 %, tensor cores 25 %") && !at.contains("memory 0"),
+        "{at}"
+    );
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
 fn phases_that_overlap_are_all_drawn() {
     let Some(mut browser) = Browser::start() else { return };
     let folder = folder();

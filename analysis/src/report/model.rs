@@ -1,5 +1,6 @@
 //! What one recording shows: where it is from, its GPUs, its steps and phases, and what was found.
 
+use super::activity::GpuActivity;
 use super::layers::Layers;
 use super::logged::Logged;
 use super::spans::{Span, Spans};
@@ -76,6 +77,8 @@ pub struct Gpu {
     pub device: Device,
     /// What its memory did.
     pub usage: MemoryUsage,
+    /// What it did otherwise, as far as the recording says so.
+    pub activity: GpuActivity,
     /// How many allocations the recording has, if it is one of allocations.
     pub allocations: Option<u64>,
     /// The largest of them.
@@ -219,6 +222,7 @@ impl Gpu {
         Self {
             device,
             usage: MemoryUsage::new(begin_ns, most),
+            activity: GpuActivity::default(),
             allocations: None,
             largest: Vec::new(),
             allocator: None,

@@ -2,6 +2,7 @@
 //!
 //! Invariant: every point of a curve is there with its exact bytes; times are rounded down to the microsecond.
 
+use super::activity::GpuActivity;
 use super::curve::Point;
 use super::layers::Record;
 use super::model::Report;
@@ -53,6 +54,7 @@ pub(super) fn columns(reports: &[Report]) -> String {
     for report in reports {
         for gpu in &report.gpus {
             curve(gpu.usage.curve.points(), report.begin_ns, &mut numbers);
+            activity(&gpu.activity, report.begin_ns, &mut numbers);
         }
         spans(report, &mut numbers);
         report.layers.profiles.iter().for_each(|profile| records(&profile.records, report.begin_ns, &mut numbers));
@@ -79,6 +81,21 @@ fn curve(points: &[Point], begin_ns: i64, numbers: &mut Numbers) {
     }
     let mut last = 0;
     points.iter().for_each(|point| numbers.change(point.used.map(|used| used / unit_bytes), &mut last));
+}
+
+/// Times, then each share in thousandths.
+fn activity(activity: &GpuActivity, begin_ns: i64, numbers: &mut Numbers) {
+    let mut last_us = 0;
+    for (at_ns, _) in activity.points() {
+        let at_us = (at_ns - begin_ns) / MICROSECOND_NS;
+        numbers.push((at_us - last_us).max(0).unsigned_abs());
+        last_us = at_us.max(last_us);
+    }
+    for nth in 0..4 {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share in thousandths")]
+        let thousandths = |share: f32| (share * 1e3).round() as u64;
+        activity.points().for_each(|(_, shares)| numbers.optional(shares[nth].map(thousandths)));
+    }
 }
 
 fn spans(report: &Report, numbers: &mut Numbers) {

@@ -8,10 +8,18 @@ const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_FOUND = 3;
 // The text of a finding as of a time.
 function saidAt({ text, last }, seconds) { return last && seconds >= last.at ? last.text : text; }
 
+// The means of what a GPU did, in words; null if nothing is known.
+function worked(means) {
+  const names = ["busy", "multiprocessors", "tensor cores", "memory"];
+  const parts = names.flatMap((name, nth) => means[nth] === null ? [] : [`${name} ${Math.round(means[nth] * 100)} %`]);
+  return parts.length ? parts.join(", ") : null;
+}
+
 class Chart {
   // series: { name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown,
   //   holders: { sites, begins, levels } or null: names of places, when each stretch of time begins, in seconds, and for each
-  //   stretch the bytes that each place holds }
+  //   stretch the bytes that each place holds;
+  //   activity: what the GPU did, with isKnown and mean(from, to): shares of a kernel, multiprocessors, tensor cores and memory }
   // lanes: of class Lane
   // findings: { from, to, color, text, last: { at, text } or null }: what was said first, and from a time on
   // bounds: the first and the last time that can be shown, seconds
@@ -40,6 +48,10 @@ class Chart {
   // The height of the plot, 0 if no memory is drawn; where the plot ends; the height of all lanes.
   tall() { return this.series.length ? HEIGHT : 0; }
   floor() { return TOP + this.tall(); }
+  // The series with a strip of what their GPUs did, below the axis of time; where the lanes begin.
+  strips() { return this.series.filter((one) => one.shown && one.activity?.isKnown); }
+  stripHeight(strips) { return strips.length > 2 ? 16 : 28; }
+  lanesTop() { const strips = this.strips(); return this.floor() + STRIP + TICKS + strips.length * this.stripHeight(strips); }
   lanesHeight() { return this.lanes.reduce((sum, lane) => sum + lane.height, 0); }
 
   // Where time and bytes lie, in pixels of the page.
@@ -186,6 +198,12 @@ class Chart {
     if (values.length > most) values.sort((a, b) => b[0] - a[0]);
     const texts = [this.axis.moment(seconds), ...values.slice(0, most).map(([, text]) => text)];
     if (values.length > most) texts.push(`and ${values.length - most} more`);
+    const strips = this.strips();
+    for (const one of strips.length > MOST_SPOKEN ? [] : strips) {
+      const at = seconds - one.shift, means = one.activity.mean(at - Math.max(width, this.pixel()) / 2, at + Math.max(width, this.pixel()) / 2);
+      const text = means && worked(means);
+      if (text) texts.push(`${one.name}: ${text}`);
+    }
     for (const lane of this.lanes) {
       const inside = lane.at(seconds);
       if (inside.length) texts.push(`${lane.name}: ${inside.map((span) => lane.text(span)).join(", ")}`);
@@ -231,7 +249,7 @@ class Chart {
   }
 
   laneAt(y) {
-    let top = this.floor() + STRIP + TICKS;
+    let top = this.lanesTop();
     for (const lane of this.lanes) {
       if (y >= top && y < top + lane.height) return lane;
       top += lane.height;

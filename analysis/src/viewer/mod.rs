@@ -15,10 +15,11 @@ const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
 
 /// The scripts that every page needs before its own. Once in the program, however many pages there are.
-const SHARED: [&str; 9] = [
+const SHARED: [&str; 10] = [
     include_str!("format.js"),
     include_str!("elements.js"),
     include_str!("curve.js"),
+    include_str!("activity.js"),
     include_str!("lanes.js"),
     include_str!("chart.js"),
     include_str!("canvas.js"),

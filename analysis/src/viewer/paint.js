@@ -11,7 +11,7 @@ class Painter {
   paint() {
     const { chart } = this, ratio = devicePixelRatio || 1, across = chart.place.clientWidth;
     if (!across) return;
-    const height = chart.floor() + STRIP + TICKS + chart.lanesHeight() + 6;
+    const height = chart.lanesTop() + chart.lanesHeight() + 6;
     chart.width = Math.max(across - AXIS - RIGHT, 10);
     chart.height = height;
     this.color = palette();
@@ -27,6 +27,8 @@ class Painter {
     shown.forEach((one) => this.gaps(one, step));
     shown.forEach((one) => this.curve(one, step));
     shown.forEach((one) => this.marks(one));
+    const strips = chart.strips(), strip = chart.stripHeight(strips);
+    strips.forEach((one, nth) => this.work(one, chart.floor() + STRIP + TICKS + nth * strip, strip - 4));
     this.lanes();
     this.findings();
     pen.restore();
@@ -51,7 +53,9 @@ class Painter {
     pen.textBaseline = "middle";
     pen.textAlign = "right";
     if (chart.tall()) byteAxis(pen, this.color, range, 8, range[1], width, (bytes) => chart.y(bytes));
-    let top = chart.floor() + STRIP + TICKS;
+    const strips = chart.strips(), strip = chart.stripHeight(strips);
+    strips.forEach((one, nth) => pen.fillText(`${one.name} work`, AXIS - 6, chart.floor() + STRIP + TICKS + (nth + 0.5) * strip - 2, AXIS - 8));
+    let top = chart.lanesTop();
     for (const lane of chart.lanes) {
       pen.fillText(lane.short, AXIS - 6, top + lane.height / 2 - 1, AXIS - 8);
       top += lane.height;
@@ -107,6 +111,25 @@ class Painter {
       pen.fillStyle = color;
       pen.fillRect(x, top - thick / 2, step, bottom - top + thick);
     }
+  }
+
+  // What a GPU did, each share from the bottom of its strip: a kernel ran (light), multiprocessors had work, tensor cores worked
+  // (full). A GPU that waits in a collective is busy, and its tensor cores are not.
+  work(one, top, tall) {
+    const { chart, pen } = this, per = (chart.view[1] - chart.view[0]) / chart.width;
+    pen.fillStyle = this.color("--raised");
+    pen.fillRect(AXIS, top, chart.width, tall);
+    pen.fillStyle = this.color(one.color);
+    for (let column = 0; column < chart.width; column++) {
+      const from = chart.view[0] + column * per - one.shift, means = one.activity.mean(from, from + per);
+      if (!means) continue;
+      for (const [share, alpha] of [[means[0], 0.25], [means[1], 0.4], [means[2], 1]]) {
+        if (!share) continue;
+        pen.globalAlpha = alpha;
+        pen.fillRect(AXIS + column, top + tall * (1 - share), 1, tall * share);
+      }
+    }
+    pen.globalAlpha = 1;
   }
 
   // The allocations of one column. A column in which memory changes shows what is allocated at its begin.
@@ -175,7 +198,7 @@ class Painter {
   }
 
   lanes() {
-    let top = this.chart.floor() + STRIP + TICKS;
+    let top = this.chart.lanesTop();
     for (const lane of this.chart.lanes) {
       this.lane(lane, top);
       top += lane.height;

@@ -113,7 +113,7 @@ fn alike(members: &[Member<'_>]) -> Vec<Alike> {
                 (None, None) => looks_alike,
                 _ => false,
             };
-            is_like.then(|| (if is_common { window_ns } else { one.window_ns }, one))
+            is_like.then_some((if is_common { window_ns } else { one.window_ns }, one))
         });
         match with {
             Some((window_ns, one)) => {

@@ -16,4 +16,4 @@ pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
 pub use readings::{Activity, Medium, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow, THROTTLE_REASONS};
-pub use series::{IDLE_PERIOD_NS, MOST_POINTS, Series, Usage, UsagePoint};
+pub use series::{ActiveSeconds, IDLE_PERIOD_NS, MOST_POINTS, Series, Usage, UsagePoint};

@@ -20,6 +20,20 @@ pub struct Usage {
     /// Time without any kernel, seconds. The driver reports utilization over windows of 1/6 to 1 s, so that this is an
     /// estimate for shorter intervals.
     pub idle_seconds: Option<f64>,
+    /// How long its units worked.
+    pub active: ActiveSeconds,
+}
+
+/// How long a GPU's units worked in an interval, seconds: means of 200 ms, times time. An interval that is not much longer
+/// than that has the mean of what is around it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ActiveSeconds {
+    /// Multiprocessors with a warp, their mean.
+    pub sm: Option<f32>,
+    /// Tensor cores.
+    pub tensor: Option<f32>,
+    /// Memory that transfers.
+    pub dram: Option<f32>,
 }
 
 /// One reading of the medium lane.
@@ -205,11 +219,13 @@ impl Series {
     /// What the interval cost; each part is `None` unless it is known for all of the interval.
     #[must_use]
     pub fn usage(&self, from_ns: i64, to_ns: i64) -> Usage {
-        let Some((from, to)) = self.ends(from_ns, to_ns) else { return Usage::default() };
+        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((from, to)) = ends(&points, from_ns, to_ns, self.hold_ns) else { return Usage::default() };
         Usage {
             energy_joules: (from.unknown_energy_us == to.unknown_energy_us)
                 .then_some(to.energy_joules - from.energy_joules),
             idle_seconds: (from.unknown_idle_us == to.unknown_idle_us).then_some(to.idle_seconds - from.idle_seconds),
+            active: active(&points, from_ns, to_ns, self.hold_ns),
         }
     }
 
@@ -217,7 +233,8 @@ impl Series {
     /// interval begins before the first reading that is kept.
     #[must_use]
     pub fn known_energy_joules(&self, from_ns: i64, to_ns: i64) -> f64 {
-        self.ends(from_ns, to_ns).map_or(0.0, |(from, to)| to.energy_joules - from.energy_joules)
+        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
+        ends(&points, from_ns, to_ns, self.hold_ns).map_or(0.0, |(from, to)| to.energy_joules - from.energy_joules)
     }
 
     /// The readings after one time and up to another, oldest first.
@@ -230,16 +247,46 @@ impl Series {
         );
         points.range(first..end.max(first)).map(Point::reading).collect()
     }
+}
 
-    /// The totals at both ends of an interval.
-    fn ends(&self, from_ns: i64, to_ns: i64) -> Option<(Point, Point)> {
-        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = |at_ns| {
-            let later = points.partition_point(|point| point.at_ns <= at_ns);
-            Some(points.get(later.checked_sub(1)?)?.at(at_ns, self.hold_ns))
-        };
-        Some((at(from_ns)?, at(to_ns)?))
+/// The totals at both ends of an interval.
+fn ends(points: &VecDeque<Point>, from_ns: i64, to_ns: i64, hold_ns: i64) -> Option<(Point, Point)> {
+    let at = |at_ns| {
+        let later = points.partition_point(|point| point.at_ns <= at_ns);
+        Some(points.get(later.checked_sub(1)?)?.at(at_ns, hold_ns))
+    };
+    Some((at(from_ns)?, at(to_ns)?))
+}
+
+/// How long the units worked in an interval. Each reading is about the time since the one before it, unlike power, which holds
+/// until the next; the last one holds as well. There are ten a second, so they are added up instead of kept as totals.
+fn active(points: &VecDeque<Point>, from_ns: i64, to_ns: i64, hold_ns: i64) -> ActiveSeconds {
+    let mut sums = [Some(0.0_f64); 3];
+    let later = points.partition_point(|point| point.at_ns <= from_ns);
+    let Some(mut before) = later.checked_sub(1).and_then(|last| points.get(last)) else {
+        return ActiveSeconds::default();
+    };
+    let mut add = |point: &Point, length_ns: i64, reaches_ns: i64| {
+        let [sm, _, tensor, dram] = point.activity;
+        for (sum, share) in sums.iter_mut().zip([sm, tensor, dram]) {
+            #[allow(clippy::cast_precision_loss, reason = "at most the hold time")]
+            let seconds = length_ns as f64 / SECOND_NS as f64;
+            *sum = sum.zip(share.value().filter(|_| reaches_ns <= hold_ns)).map(|(sum, share)| sum + share * seconds);
+        }
+    };
+    for point in points.range(later..) {
+        if before.at_ns >= to_ns {
+            break;
+        }
+        add(point, point.at_ns.min(to_ns) - before.at_ns.max(from_ns), point.at_ns - before.at_ns);
+        before = point;
     }
+    if before.at_ns < to_ns {
+        add(before, to_ns - before.at_ns.max(from_ns), to_ns - before.at_ns);
+    }
+    #[allow(clippy::cast_possible_truncation, reason = "seconds of a step")]
+    let [sm, tensor, dram] = sums.map(|sum| sum.map(|sum| sum as f32));
+    ActiveSeconds { sm, tensor, dram }
 }
 
 impl Point {
@@ -314,6 +361,34 @@ mod tests {
             });
         }
         series
+    }
+
+    #[test]
+    fn units_worked_in_the_time_before_each_reading() {
+        let series = Series::new(600 * SECOND_NS, 100 * MILLISECOND_NS);
+        let push = |ms, tensor: Option<f64>| {
+            let activity = Activity { sm_active_ratio: Some(0.5), tensor_active_ratio: tensor, ..Activity::default() };
+            series.push(UsagePoint { at_ns: at_ms(ms), activity, ..UsagePoint::default() });
+        };
+        push(0, Some(0.9));
+        push(100, Some(0.2));
+        push(200, Some(0.4));
+        let tensor = |from_ms, to_ms| {
+            let seconds = series.usage(at_ms(from_ms), at_ms(to_ms)).active.tensor?;
+            Some((f64::from(seconds) * 1e6).round() / 1e3)
+        };
+        assert_eq!((tensor(0, 200), tensor(50, 150), tensor(20, 80)), (Some(60.0), Some(30.0), Some(12.0)));
+        // The last one holds.
+        assert_eq!((tensor(150, 300), tensor(300, 400)), (Some(60.0), Some(40.0)));
+        assert_eq!((tensor(200, 1_700), tensor(200, 1_701)), (Some(600.0), None));
+        assert_eq!(tensor(-1, 100), None, "before the first");
+        let active = series.usage(at_ms(0), at_ms(200)).active;
+        assert_eq!((active.sm, active.dram), (Some(0.1), None));
+        push(300, None);
+        push(400, Some(0.1));
+        assert_eq!((tensor(0, 201), tensor(210, 400), tensor(300, 400)), (None, None, Some(10.0)));
+        push(2_000, Some(0.1));
+        assert_eq!(tensor(350, 450), None, "nothing is known of the time between two that are far apart");
     }
 
     #[test]

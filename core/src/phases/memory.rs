@@ -1,10 +1,15 @@
 //! The memory of one ended step, phase or layer on each GPU of its rank.
 
 use super::pressure::THRESHOLDS;
-use crate::gpu::{GpuState, Usage};
+use crate::clock::SECOND_NS;
+use crate::gpu::{ActiveSeconds, GpuState, Usage};
 use crate::jobs::Ended;
 use crate::ring;
 use std::sync::Arc;
+
+/// Steps and phases of this length or longer have their own share of what the GPU's units did. The readings are means of
+/// 200 ms: a shorter one has the mean of what is around it.
+pub const LEAST_ACTIVE_NS: i64 = SECOND_NS;
 
 /// What memory did on one GPU during one step, phase or layer. Sizes are bytes, times nanoseconds; `None` where nothing
 /// is known.
@@ -59,6 +64,13 @@ impl Attributed {
     #[must_use]
     pub fn uuid_of(&self, memory: &PhaseMemory) -> Option<&str> {
         self.uuids.get(memory.gpu).map(String::as_str)
+    }
+
+    /// How long the units of the GPU that this memory is of worked; nothing is known if it took less than [`LEAST_ACTIVE_NS`].
+    #[must_use]
+    pub fn active_of(&self, memory: &PhaseMemory) -> ActiveSeconds {
+        let length_ns = self.ended.end_ns.saturating_sub(self.ended.open.begin_ns);
+        if length_ns >= LEAST_ACTIVE_NS { memory.usage.active } else { ActiveSeconds::default() }
     }
 }
 

@@ -21,7 +21,7 @@ pub use ledger::Ledger;
 pub use log::{Attributions, Log, Shelf};
 pub use memory::{Attributed, PhaseMemory, attribute, attribute_one};
 pub use pressure::{Pressure, THRESHOLDS};
-pub use stats::{DURATION_BOUNDS_S, LastLayer, LayerStats, PhaseStats, RankStats, WINDOW_SLACK_NS, WINDOWS};
+pub use stats::{DURATION_BOUNDS_S, GpuTime, LastLayer, LayerStats, PhaseStats, RankStats, WINDOW_SLACK_NS, WINDOWS};
 pub use trail::{Span, Trail, TrailBlock};
 
 use crate::jobs::JobId;

@@ -1,6 +1,6 @@
 //! Statistics of a rank's phases and layers that have ended: their durations and their memory.
 
-use super::memory::{Attributed, PhaseMemory};
+use super::memory::{Attributed, LEAST_ACTIVE_NS, PhaseMemory};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::histogram::Durations;
 use crate::jobs::{Reservation, Resource};
@@ -37,6 +37,41 @@ pub const WINDOWS: [(&str, i64); 2] = [("15s", 15 * SECOND_NS), ("60s", 60 * SEC
 /// wobbles by some milliseconds misses nothing between two scrapes.
 pub const WINDOW_SLACK_NS: i64 = 250 * MILLISECOND_NS;
 
+/// What a rank's GPUs did in all steps, or in all phases of a name, so far, seconds; `None` until it is known of one. Of several
+/// GPUs the mean, so that it is a part of the time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct GpuTime {
+    /// Without any kernel.
+    pub idle_seconds: Option<f64>,
+    /// Of multiprocessors with a warp, their mean.
+    pub sm_active_seconds: Option<f64>,
+    /// Of tensor cores.
+    pub tensor_active_seconds: Option<f64>,
+    /// Of memory that transfers.
+    pub dram_active_seconds: Option<f64>,
+}
+
+impl GpuTime {
+    /// Adds one that ended; `has_active` is whether the activity of units counts.
+    fn add(&mut self, gpus: &[PhaseMemory], has_active: bool) {
+        add_mean(&mut self.idle_seconds, gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds));
+        if has_active {
+            let active = || gpus.iter().map(|gpu| gpu.usage.active);
+            add_mean(&mut self.sm_active_seconds, active().filter_map(|active| active.sm.map(f64::from)));
+            add_mean(&mut self.tensor_active_seconds, active().filter_map(|active| active.tensor.map(f64::from)));
+            add_mean(&mut self.dram_active_seconds, active().filter_map(|active| active.dram.map(f64::from)));
+        }
+    }
+}
+
+/// Adds the mean of what is known to a total.
+fn add_mean(total: &mut Option<f64>, known: impl Iterator<Item = f64>) {
+    let (count, sum) = known.fold((0_u32, 0.0), |(count, sum), one| (count + 1, sum + one));
+    if count > 0 {
+        *total.get_or_insert(0.0) += sum / f64::from(count);
+    }
+}
+
 /// Bytes of what is kept of one layer beside its name, with what allocating it costs.
 const LAYER_BYTES: usize = size_of::<LayerStats>() + 64;
 
@@ -45,6 +80,8 @@ const LAYER_BYTES: usize = size_of::<LayerStats>() + 64;
 pub struct RankStats {
     /// Durations of its steps.
     pub step_durations: Durations,
+    /// What its GPUs did in its steps.
+    pub step_gpu_time: GpuTime,
     /// Phases by name.
     pub phases: BTreeMap<Arc<str>, PhaseStats>,
     /// Layers by name.
@@ -64,6 +101,7 @@ impl Default for RankStats {
     fn default() -> Self {
         Self {
             step_durations: Durations::new(DURATION_BOUNDS_S),
+            step_gpu_time: GpuTime::default(),
             phases: BTreeMap::new(),
             layers: BTreeMap::new(),
             outside: None,
@@ -83,7 +121,11 @@ impl RankStats {
         }
         let (begin_ns, end_ns) = (ended.open.begin_ns, ended.end_ns);
         match ended.open.kind {
-            Kind::Step => self.step_durations.observe_ns(end_ns - begin_ns),
+            Kind::Step => {
+                self.step_durations.observe_ns(end_ns - begin_ns);
+                // Also of short ones: what the readings smear over two steps is in their sum.
+                self.step_gpu_time.add(&attributed.gpus, true);
+            }
             Kind::Phase => {
                 let stats = self.phases.entry(Arc::clone(&ended.open.name)).or_insert_with(PhaseStats::new);
                 stats.record(begin_ns, end_ns, &attributed.gpus);
@@ -195,8 +237,8 @@ pub struct PhaseStats {
     pub growth_bytes: Option<i64>,
     /// Energy of all of them so far, joules; `None` until one is known.
     pub energy_joules: Option<f64>,
-    /// Time without any kernel in all of them so far, seconds.
-    pub idle_seconds: Option<f64>,
+    /// What the GPUs did in all of them so far.
+    pub gpu_time: GpuTime,
     recent_peaks: RecentMax,
     last_end_ns: i64,
 }
@@ -208,7 +250,7 @@ impl PhaseStats {
             peak_bytes: None,
             growth_bytes: None,
             energy_joules: None,
-            idle_seconds: None,
+            gpu_time: GpuTime::default(),
             recent_peaks: RecentMax::default(),
             last_end_ns: i64::MIN,
         }
@@ -230,13 +272,7 @@ impl PhaseStats {
         for joules in gpus.iter().filter_map(|gpu| gpu.usage.energy_joules) {
             *self.energy_joules.get_or_insert(0.0) += joules;
         }
-        // Of several GPUs the mean, so that it is a part of the phase's time.
-        let idle_seconds: Vec<f64> = gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds).collect();
-        if !idle_seconds.is_empty() {
-            #[allow(clippy::cast_precision_loss, reason = "a node's GPUs")]
-            let mean_seconds = idle_seconds.iter().sum::<f64>() / idle_seconds.len() as f64;
-            *self.idle_seconds.get_or_insert(0.0) += mean_seconds;
-        }
+        self.gpu_time.add(gpus, end_ns - begin_ns >= LEAST_ACTIVE_NS);
     }
 
     /// The highest peak of those that ended within `window_ns` before `now_ns`, bytes.
@@ -282,7 +318,7 @@ impl RecentMax {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::Usage;
+    use crate::gpu::{ActiveSeconds, Usage};
     use crate::histogram::BOUNDS_TO_A_COARSE_ONE;
     use crate::jobs::{Account, Ended};
     use crate::phases::hand;
@@ -308,16 +344,21 @@ mod tests {
     }
 
     #[test]
-    fn of_several_gpus_energy_adds_up_and_idle_time_is_their_mean() {
+    fn of_several_gpus_energy_adds_up_and_idle_and_active_time_are_their_mean() {
         let on = |gpu: usize, idle_seconds: Option<f64>| {
-            let usage = Usage { energy_joules: Some(100.0), idle_seconds };
+            let active = ActiveSeconds { tensor: Some(0.5), ..ActiveSeconds::default() };
+            let usage = Usage { energy_joules: Some(100.0), idle_seconds, active };
             PhaseMemory { usage, ..PhaseMemory::unknown(gpu) }
         };
         let mut stats = PhaseStats::new();
-        stats.record(0, 1, &[on(0, Some(5.0)), on(1, Some(1.0)), on(2, None)]);
-        assert_eq!((stats.energy_joules, stats.idle_seconds), (Some(300.0), Some(3.0)));
-        stats.record(1, 2, &[on(0, None)]);
-        assert_eq!((stats.energy_joules, stats.idle_seconds), (Some(400.0), Some(3.0)));
+        stats.record(0, LEAST_ACTIVE_NS, &[on(0, Some(5.0)), on(1, Some(1.0)), on(2, None)]);
+        assert_eq!((stats.energy_joules, stats.gpu_time.idle_seconds), (Some(300.0), Some(3.0)));
+        let (tensor, dram) = (stats.gpu_time.tensor_active_seconds, stats.gpu_time.dram_active_seconds);
+        assert_eq!((tensor, dram), (Some(0.5), None));
+        // A shorter one has the mean of what is around it, and does not count.
+        stats.record(1, LEAST_ACTIVE_NS, &[on(0, None)]);
+        assert_eq!((stats.energy_joules, stats.gpu_time.idle_seconds), (Some(400.0), Some(3.0)));
+        assert_eq!(stats.gpu_time.tensor_active_seconds, Some(0.5));
     }
 
     #[test]

@@ -260,7 +260,7 @@ pub fn needed<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<T, FileProble
 }
 
 /// A finite number; `None` if it is not known.
-pub(crate) fn real(row: &Row<'_>, at: usize) -> Result<Option<f64>, FileProblem> {
+pub fn real(row: &Row<'_>, at: usize) -> Result<Option<f64>, FileProblem> {
     match cell(row, at)? {
         ValueRef::Null => Ok(None),
         ValueRef::Real(number) if number.is_finite() => Ok(Some(number)),

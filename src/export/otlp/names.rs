@@ -107,7 +107,12 @@ names! {
     JOB_CONFLICTS => "highwater.job.conflicts" "{conflict}" CountInt;
     JOB_STEP => "highwater.job.step" "1" GaugeInt;
     JOB_STEPS => "highwater.job.steps" "{step}" CountInt;
+    JOB_PIPELINE_STAGE => "highwater.job.pipeline.stage" "1" GaugeInt;
     JOB_STEP_DURATION => "highwater.job.step.duration" "s" Exponential;
+    JOB_STEP_IDLE => "highwater.job.step.gpu.idle_time" "s" Count;
+    JOB_STEP_SM_ACTIVE => "highwater.job.step.gpu.sm.active_time" "s" Count;
+    JOB_STEP_TENSOR_ACTIVE => "highwater.job.step.gpu.tensor.active_time" "s" Count;
+    JOB_STEP_DRAM_ACTIVE => "highwater.job.step.gpu.dram.active_time" "s" Count;
     JOB_LAST_ANNOTATION => "highwater.job.last_annotation_time" "s" Gauge;
     JOB_ALLOCATOR_ALLOCATED => "highwater.job.allocator.allocated" "By" UpDown;
     JOB_ALLOCATOR_RESERVED => "highwater.job.allocator.reserved" "By" UpDown;
@@ -121,6 +126,9 @@ names! {
     PHASE_MEMORY_GROWTH => "highwater.phase.memory.growth" "By" GaugeInt;
     PHASE_ENERGY => "highwater.phase.energy" "J" Count;
     PHASE_IDLE => "highwater.phase.gpu.idle_time" "s" Count;
+    PHASE_SM_ACTIVE => "highwater.phase.gpu.sm.active_time" "s" Count;
+    PHASE_TENSOR_ACTIVE => "highwater.phase.gpu.tensor.active_time" "s" Count;
+    PHASE_DRAM_ACTIVE => "highwater.phase.gpu.dram.active_time" "s" Count;
     FINDING_ACTIVE => "highwater.finding.active" "1" GaugeInt;
     FINDINGS => "highwater.findings" "{finding}" CountInt;
     FINDINGS_DROPPED => "highwater.findings.dropped" "{sign}" CountInt;

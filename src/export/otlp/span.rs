@@ -71,7 +71,7 @@ fn attributes(attributed: &Attributed) -> Vec<KeyValue> {
         list.push(KeyValue::new("highwater.phase", Arc::clone(&ended.open.name)));
     }
     gpus(attributed, &mut list);
-    memory(&attributed.gpus, &mut list);
+    memory(attributed, &mut list);
     allocator(ended.open.memory, ended.memory, &mut list);
     for (name, value) in ended.open.attributes.as_deref().unwrap_or_default() {
         let value = match value {
@@ -96,7 +96,8 @@ fn gpus(attributed: &Attributed, list: &mut Vec<KeyValue>) {
 }
 
 /// What memory did: the highest value of several GPUs, as in the metrics of phases, and sums of what adds up.
-fn memory(gpus: &[PhaseMemory], list: &mut Vec<KeyValue>) {
+fn memory(attributed: &Attributed, list: &mut Vec<KeyValue>) {
+    let gpus = attributed.gpus.as_slice();
     let mut highest = |name: &'static str, of: fn(&PhaseMemory) -> Option<i64>| {
         list.extend(gpus.iter().filter_map(of).max().map(|value| KeyValue::new(name, value)));
     };
@@ -108,13 +109,16 @@ fn memory(gpus: &[PhaseMemory], list: &mut Vec<KeyValue>) {
     highest("highwater.memory.drop", |gpu| Some(gpu.drop_bytes?.cast_signed()));
     highest("highwater.memory.outside_allocator", |gpu| gpu.outside_allocator_bytes.map(u64::cast_signed));
     highest("highwater.memory.gap_time_ns", |gpu| Some(gpu.gap_ns).filter(|gap_ns| *gap_ns > 0));
-    let mut total = |name: &'static str, of: fn(&PhaseMemory) -> Option<f64>| {
+    let mut total = |name: &'static str, of: &dyn Fn(&PhaseMemory) -> Option<f64>| {
         if let Some(sum) = gpus.iter().map(of).sum::<Option<f64>>().filter(|_| !gpus.is_empty()) {
             list.push(KeyValue::new(name, sum));
         }
     };
-    total("highwater.energy_joules", |gpu| gpu.usage.energy_joules);
-    total("highwater.gpu.idle_seconds", |gpu| gpu.usage.idle_seconds);
+    total("highwater.energy_joules", &|gpu| gpu.usage.energy_joules);
+    total("highwater.gpu.idle_seconds", &|gpu| gpu.usage.idle_seconds);
+    total("highwater.gpu.sm_active_seconds", &|gpu| attributed.active_of(gpu).sm.map(f64::from));
+    total("highwater.gpu.tensor_active_seconds", &|gpu| attributed.active_of(gpu).tensor.map(f64::from));
+    total("highwater.gpu.dram_active_seconds", &|gpu| attributed.active_of(gpu).dram.map(f64::from));
 }
 
 fn allocator(begin: Option<Memory>, end: Option<Memory>, list: &mut Vec<KeyValue>) {

@@ -69,6 +69,8 @@ class Feed {
       const gpu = this.gpuOf(one.uuid);
       Object.assign(gpu, { gpu: one.gpu, up: one.up, utilization: one.utilization_ratio, power: one.power_watts,
         temperature: one.temperature_celsius, throttle: one.throttle });
+      const { activity } = one;
+      if (activity) gpu.activity.take(at(activity.at_us), [activity.utilization, activity.sm, activity.tensor, activity.dram]);
       const until = one.until_us === null ? -Infinity : at(one.until_us);
       gpu.memory.take(one.points.map(([us, used]) => [at(us), used]), until, base);
       newest = Math.max(newest, until);
@@ -90,7 +92,11 @@ class Feed {
         const answer = await request(`api/v1/gpus/${encodeURIComponent(uuid)}/memory?${range}&max_points=${points}`);
         return this.curve(answer);
       };
-      this.gpus.set(uuid, { uuid, memory: new Memory(load) });
+      const past = async () => {
+        const answer = await request(`api/v1/gpus/${encodeURIComponent(uuid)}/activity?from=0`);
+        return answer.points.map(([at, ...shares]) => [this.seconds(at), ...shares]);
+      };
+      this.gpus.set(uuid, { uuid, memory: new Memory(load), activity: new LiveActivity(past) });
     }
     return this.gpus.get(uuid);
   }

@@ -3,7 +3,8 @@
 
 // What is shown at first, seconds, and the widths that have buttons.
 const WIDTH = 30, WIDTHS = [["1", "10 s", 10], ["2", "1 min", 60], ["3", "10 min", 600]];
-const LIVE_HELP = " l follows the present; 1, 2 and 3 follow 10 seconds, a minute and 10 minutes.";
+const LIVE_HELP = " l follows the present; 1, 2 and 3 follow 10 seconds, a minute and 10 minutes. Below the plot, the work of each GPU: a kernel "
+  + "ran (light), its multiprocessors had work (darker), its tensor cores worked (full).";
 // How often tables of numbers that always change are made anew, milliseconds.
 const TABLES_EVERY = 1000;
 const MOST_LANES = 64;
@@ -119,7 +120,7 @@ class Live {
   }
 
   series(gpu, at) {
-    return { gpu, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, shift: 0, capacity: null, headroom: null,
+    return { gpu, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, activity: gpu.activity, shift: 0, capacity: null, headroom: null,
       get peak() { return gpu.memory.peak(); }, namesCapacity: at === 0, namesPeak: false, shown: at < 8, allocations: [] };
   }
 
@@ -195,6 +196,7 @@ class Live {
   refine() {
     const { chart } = this.region, [from, to] = chart.view, pixel = chart.pixel();
     for (const one of chart.series) {
+      if (one.shown) one.gpu.activity.refine();
       if (!one.shown || one.gpu.loading || !one.gpu.memory.wants(from, to, pixel)) continue;
       one.gpu.loading = true;
       one.gpu.memory.refine(from, to, pixel).finally(() => { one.gpu.loading = false; chart.draw(); });

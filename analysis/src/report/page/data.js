@@ -49,7 +49,17 @@ function layerRecords(numbers, count) {
     activations[i], parameters[i], gathered[i], gatheredSum[i], duration[i]]);
 }
 
-// Adds to every GPU `times` (seconds from the begin) and `used` (bytes, NaN where unknown), and to every recording its
+// What a GPU did: seconds from the begin, and four shares, null where not known.
+function activityPoints(numbers, count) {
+  let at = 0;
+  const points = Array.from({ length: count }, () => [(at += numbers.next()) / 1e6]);
+  for (let nth = 0; nth < 4; nth++) {
+    for (const point of points) { const share = numbers.next(); point.push(share ? (share - 1) / 1e3 : null); }
+  }
+  return points;
+}
+
+// Adds to every GPU `times` (seconds from the begin), `used` (bytes, NaN where unknown) and `activity`, and to every recording its
 // spans, as columns, and to every layer profile its records.
 function decode(bytes, recordings) {
   const numbers = new Numbers(bytes);
@@ -65,6 +75,7 @@ function decode(bytes, recordings) {
         used += n % 2 ? -(n + 1) / 2 : n / 2;
         gpu.used[i] = used * gpu.unit_bytes;
       }
+      gpu.activity = new Activity(activityPoints(numbers, gpu.activity_points));
     }
     const n = recording.spans;
     const columns = { begin: new Float64Array(n), end: new Float64Array(n), row: new Uint32Array(n),

@@ -52,7 +52,7 @@ function seriesOf(report) {
       const name = several ? `${recording.name}, GPU ${gpu.index}` : `GPU ${gpu.index}`;
       gpu.curve = new Curve(gpu.times, gpu.used, Math.max(seconds(recording.duration_ns), 1e-6),
         gpu.bucket_ns === null ? 0 : seconds(gpu.bucket_ns));
-      series.push({ name, color: `--c${series.length % 8}`, curve: gpu.curve, shift: recording.shift, capacity: gpu.usable_bytes,
+      series.push({ name, color: `--c${series.length % 8}`, curve: gpu.curve, activity: gpu.activity, shift: recording.shift, capacity: gpu.usable_bytes,
         peak: gpu.peak_bytes === null ? null : [gpu.peak_bytes, seconds(gpu.peak_after_ns)],
         namesPeak: count <= 8 && (several || gpu.peak_bytes === most || count <= 2), namesCapacity: false, shown: true,
         holders: holdersOf(gpu),

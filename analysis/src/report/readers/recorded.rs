@@ -1,5 +1,6 @@
 //! A report on a recording in the product's own format, row by row, so that its size does not matter.
 
+use crate::report::activity::GpuActivity;
 use crate::report::curve::Point;
 use crate::report::layers::Layers;
 use crate::report::model::{FirstSaid, Found, Gpu, Origin, Report, index_of, peaks_of};
@@ -8,7 +9,7 @@ use crate::report::spans::{Ended, Spans};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
-use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, json, needed, number, text, word};
+use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, json, needed, number, real, text, word};
 use highwater_engine::recording::{FileProblem, Times, is_too_long, short};
 use rusqlite::Row;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,7 @@ pub fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         let mut gpu = Gpu::new(device, begin_ns, room.points_of_one(count));
         samples(&mut file, number, &mut gpu, (begin_ns, end_ns))?;
         gpu.usage.end(until_ns, end_ns);
+        activity(&mut file, number, &mut gpu.activity, (begin_ns, end_ns))?;
         gpus.push(gpu);
     }
     if gpus.iter().all(|gpu| gpu.usage.peak.is_none()) {
@@ -115,6 +117,28 @@ fn samples(
     };
     file.each("samples", query, gpu.into(), read, |point| {
         to.usage.push(point);
+        Ok(())
+    })
+}
+
+/// What a GPU did. Files from before a column lack it.
+fn activity(
+    file: &mut RecordingReader,
+    gpu: u32,
+    to: &mut GpuActivity,
+    (begin_ns, end_ns): (i64, i64),
+) -> Result<(), OpenError> {
+    if !file.has_table("usage") {
+        return Ok(());
+    }
+    let columns = ["utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"];
+    let columns = columns.map(|column| if file.has_column("usage", column) { column } else { "NULL" }).join(", ");
+    let query = format!(
+        "SELECT at_ns, {columns} FROM usage WHERE gpu = ?1 AND at_ns BETWEEN {begin_ns} AND {end_ns} ORDER BY at_ns"
+    );
+    let read = |row: &Row<'_>| Ok((needed(row, 0)?, [real(row, 1)?, real(row, 2)?, real(row, 3)?, real(row, 4)?]));
+    file.each("usage", &query, gpu.into(), read, |(at_ns, shares)| {
+        to.push(at_ns, shares);
         Ok(())
     })
 }
