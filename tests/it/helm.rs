@@ -356,12 +356,12 @@ fn the_push_queue_comes_on_top_of_the_memory_limit() {
     };
     let endpoint = "endpoint: 'http://x:4317'";
     for (values, expected) in [
-        (String::new(), "158Mi"),
-        (format!("config: {{otlp: {{{endpoint}}}}}"), "222Mi"),
-        ("env: [{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: x}]".to_owned(), "222Mi"),
-        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 1GiB}}}}"), "1182Mi"),
-        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 134217729}}}}"), "287Mi"),
-        (format!("config: {{otlp: {{{endpoint}, queue_dir: /q}}}}"), "158Mi"),
+        (String::new(), "162Mi"),
+        (format!("config: {{otlp: {{{endpoint}}}}}"), "226Mi"),
+        ("env: [{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: x}]".to_owned(), "226Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 1GiB}}}}"), "1186Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 134217729}}}}"), "291Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_dir: /q}}}}"), "162Mi"),
         (format!("config: {{otlp: {{{endpoint}}}}}\nresources: {{limits: {{memory: 1Gi}}}}"), "1Gi"),
     ] {
         let Some(found) = limit(&values) else { return };

@@ -4,6 +4,7 @@
 //! without waiting for any lane. Invariants: "not available" is `None`; a GPU that does not answer keeps none of its last
 //! readings. Absent on purpose: its memory over time, which is in a [`ring`](crate::ring), and the code that reads the GPU.
 
+mod active;
 mod changes;
 mod device;
 mod energy;
@@ -11,9 +12,10 @@ mod latest;
 mod readings;
 mod series;
 
+pub use active::ActiveSeconds;
 pub use changes::{ChangeLog, Changed, GpuChange, MOST_TROUBLE, most_bytes as most_change_bytes};
 pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
 pub use readings::{Activity, Medium, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow, THROTTLE_REASONS};
-pub use series::{ActiveSeconds, IDLE_PERIOD_NS, MOST_POINTS, Series, Usage, UsagePoint};
+pub use series::{IDLE_PERIOD_NS, MOST_POINTS, Series, Usage, UsagePoint, most_usage_bytes};

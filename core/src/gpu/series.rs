@@ -1,13 +1,20 @@
 //! The medium lane's readings of one GPU over time: power, utilization, throttle reasons and activity. Energy and idle
 //! time are kept as running totals, so that any interval costs two look-ups.
 
+use super::active::{ActiveReading, ActiveSeconds, ActiveTotals};
 use super::readings::Activity;
 use crate::clock::SECOND_NS;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Points kept at most: 10 minutes at 30 ms, 1 MB.
 pub const MOST_POINTS: usize = 20_000;
+
+/// What the readings of one GPU take at most, bytes.
+#[must_use]
+pub fn most_usage_bytes() -> usize {
+    MOST_POINTS * size_of::<Point>() + ActiveTotals::most_bytes(MOST_POINTS)
+}
 
 /// The medium lane's period on a GPU on which nothing runs, unless the configured one is longer, nanoseconds.
 pub const IDLE_PERIOD_NS: i64 = SECOND_NS;
@@ -22,18 +29,6 @@ pub struct Usage {
     pub idle_seconds: Option<f64>,
     /// How long its units worked.
     pub active: ActiveSeconds,
-}
-
-/// How long a GPU's units worked in an interval, seconds: means of 200 ms, times time. An interval that is not much longer
-/// than that has the mean of what is around it.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct ActiveSeconds {
-    /// Multiprocessors with a warp, their mean.
-    pub sm: Option<f32>,
-    /// Tensor cores.
-    pub tensor: Option<f32>,
-    /// Memory that transfers.
-    pub dram: Option<f32>,
 }
 
 /// One reading of the medium lane.
@@ -57,7 +52,14 @@ pub struct Series {
     keep_ns: i64,
     /// A reading holds for this long after it was taken; beyond, nothing is known.
     hold_ns: i64,
-    points: Mutex<VecDeque<Point>>,
+    kept: Mutex<Kept>,
+}
+
+/// What is kept.
+#[derive(Debug)]
+struct Kept {
+    points: VecDeque<Point>,
+    active: ActiveTotals,
 }
 
 /// One reading in 48 bytes: there are thousands for each GPU.
@@ -174,7 +176,7 @@ impl Series {
         Self {
             keep_ns: keep_ns.min(most_ns),
             hold_ns: (3 * period_ns).max(IDLE_PERIOD_NS * 3 / 2),
-            points: Mutex::new(VecDeque::with_capacity(points)),
+            kept: Mutex::new(Kept { points: VecDeque::with_capacity(points), active: ActiveTotals::default() }),
         }
     }
 
@@ -193,13 +195,15 @@ impl Series {
     /// Bytes that its readings take.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.points.lock().unwrap_or_else(PoisonError::into_inner).len() * size_of::<Point>()
+        let kept = self.kept();
+        kept.points.len() * size_of::<Point>() + kept.active.bytes()
     }
 
     /// Adds a reading; one that is not later than the last is ignored.
     pub fn push(&self, reading: UsagePoint) {
         let UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons, activity } = reading;
-        let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept();
+        let Kept { points, active } = &mut *kept;
         let base = match points.back() {
             None => Point::first(at_ns),
             Some(last) if last.at_ns >= at_ns => return,
@@ -208,24 +212,36 @@ impl Series {
         while points.len() >= MOST_POINTS || points.front().is_some_and(|point| point.at_ns < at_ns - self.keep_ns) {
             points.pop_front();
         }
-        points.push_back(Point {
+        let before_ns = points.back().map(|last| last.at_ns);
+        let point = Point {
             power_milliwatts: Packed::new(power_watts, MILLI),
             busy: Busy::new(utilization_ratio, throttle_reasons),
             activity: shares(&activity),
             ..base
-        });
+        };
+        points.push_back(point);
+        active.push(before_ns, &point.active(), self.hold_ns);
+        active.forget(points.front().map_or(at_ns, |oldest| oldest.at_ns));
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the interval cost; each part is `None` unless it is known for all of the interval.
     #[must_use]
     pub fn usage(&self, from_ns: i64, to_ns: i64) -> Usage {
-        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((from, to)) = ends(&points, from_ns, to_ns, self.hold_ns) else { return Usage::default() };
+        let kept = self.kept();
+        let points = &kept.points;
+        let Some((from, to)) = ends(points, from_ns, to_ns, self.hold_ns) else { return Usage::default() };
         Usage {
             energy_joules: (from.unknown_energy_us == to.unknown_energy_us)
                 .then_some(to.energy_joules - from.energy_joules),
             idle_seconds: (from.unknown_idle_us == to.unknown_idle_us).then_some(to.idle_seconds - from.idle_seconds),
-            active: active(&points, from_ns, to_ns, self.hold_ns),
+            active: kept.active.of(from_ns, to_ns, self.hold_ns, |after_ns| {
+                let first = points.partition_point(|point| point.at_ns <= after_ns).checked_sub(1)?;
+                Some(points.range(first..).map(Point::active))
+            }),
         }
     }
 
@@ -233,14 +249,14 @@ impl Series {
     /// interval begins before the first reading that is kept.
     #[must_use]
     pub fn known_energy_joules(&self, from_ns: i64, to_ns: i64) -> f64 {
-        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        ends(&points, from_ns, to_ns, self.hold_ns).map_or(0.0, |(from, to)| to.energy_joules - from.energy_joules)
+        ends(&self.kept().points, from_ns, to_ns, self.hold_ns)
+            .map_or(0.0, |(from, to)| to.energy_joules - from.energy_joules)
     }
 
     /// The readings after one time and up to another, oldest first.
     #[must_use]
     pub fn points(&self, after_ns: i64, to_ns: i64) -> Vec<UsagePoint> {
-        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
+        let points = &self.kept().points;
         let (first, end) = (
             points.partition_point(|point| point.at_ns <= after_ns),
             points.partition_point(|point| point.at_ns <= to_ns),
@@ -256,37 +272,6 @@ fn ends(points: &VecDeque<Point>, from_ns: i64, to_ns: i64, hold_ns: i64) -> Opt
         Some(points.get(later.checked_sub(1)?)?.at(at_ns, hold_ns))
     };
     Some((at(from_ns)?, at(to_ns)?))
-}
-
-/// How long the units worked in an interval. Each reading is about the time since the one before it, unlike power, which holds
-/// until the next; the last one holds as well. There are ten a second, so they are added up instead of kept as totals.
-fn active(points: &VecDeque<Point>, from_ns: i64, to_ns: i64, hold_ns: i64) -> ActiveSeconds {
-    let mut sums = [Some(0.0_f64); 3];
-    let later = points.partition_point(|point| point.at_ns <= from_ns);
-    let Some(mut before) = later.checked_sub(1).and_then(|last| points.get(last)) else {
-        return ActiveSeconds::default();
-    };
-    let mut add = |point: &Point, length_ns: i64, reaches_ns: i64| {
-        let [sm, _, tensor, dram] = point.activity;
-        for (sum, share) in sums.iter_mut().zip([sm, tensor, dram]) {
-            #[allow(clippy::cast_precision_loss, reason = "at most the hold time")]
-            let seconds = length_ns as f64 / SECOND_NS as f64;
-            *sum = sum.zip(share.value().filter(|_| reaches_ns <= hold_ns)).map(|(sum, share)| sum + share * seconds);
-        }
-    };
-    for point in points.range(later..) {
-        if before.at_ns >= to_ns {
-            break;
-        }
-        add(point, point.at_ns.min(to_ns) - before.at_ns.max(from_ns), point.at_ns - before.at_ns);
-        before = point;
-    }
-    if before.at_ns < to_ns {
-        add(before, to_ns - before.at_ns.max(from_ns), to_ns - before.at_ns);
-    }
-    #[allow(clippy::cast_possible_truncation, reason = "seconds of a step")]
-    let [sm, tensor, dram] = sums.map(|sum| sum.map(|sum| sum as f32));
-    ActiveSeconds { sm, tensor, dram }
 }
 
 impl Point {
@@ -311,6 +296,11 @@ impl Point {
             throttle_reasons: self.busy.throttle_reasons(),
             activity: activity(&self.activity),
         }
+    }
+
+    fn active(&self) -> ActiveReading {
+        let [sm, _, tensor, dram] = self.activity;
+        ActiveReading { at_ns: self.at_ns, shares: [sm, tensor, dram].map(Share::value) }
     }
 
     fn power_watts(&self) -> Option<f64> {
@@ -361,6 +351,43 @@ mod tests {
             });
         }
         series
+    }
+
+    #[test]
+    fn a_long_interval_is_the_sum_of_its_parts_and_reads_few_readings() {
+        let series = Series::new(600 * SECOND_NS, 100 * MILLISECOND_NS);
+        let share = |nth: i64| (nth * 7_919 % 1_000) as f64 / 1e3;
+        for nth in 0..3_000 {
+            let tensor = (nth != 2_000).then(|| share(nth));
+            let activity =
+                Activity { sm_active_ratio: Some(share(nth)), tensor_active_ratio: tensor, ..Activity::default() };
+            series.push(UsagePoint { at_ns: at_ms(nth * 100), activity, ..UsagePoint::default() });
+        }
+        let of = |from_ms, to_ms| series.usage(at_ms(from_ms), at_ms(to_ms)).active;
+        for (from, to) in [(0, 2_999), (1, 64), (63, 64), (63, 127), (64, 128), (5, 1_700), (100, 129), (2_100, 2_999)]
+        {
+            let expected: f64 = (from + 1..=to).map(|nth| share(nth) / 10.0).sum();
+            let sm = f64::from(of(from * 100, to * 100).sm.expect("known"));
+            assert!((sm - expected).abs() < 1e-4 * expected.max(1.0), "{from} to {to}: {sm}, not {expected}");
+            let (half, rest) = (of(from * 100, from * 100 + 50), of(from * 100 + 50, to * 100));
+            assert!((f64::from(half.sm.unwrap() + rest.sm.unwrap()) - expected).abs() < 1e-4 * expected.max(1.0));
+        }
+        // One reading of which it is not known, wherever it lies in the interval.
+        assert!(of(0, 199_900).tensor.is_some() && of(200_000, 299_900).tensor.is_some());
+        assert!(
+            of(0, 200_000).tensor.is_none() && of(0, 299_900).tensor.is_none() && of(199_910, 199_950).tensor.is_none()
+        );
+        let reads = std::cell::Cell::new(0);
+        let kept = series.kept();
+        kept.active.of(at_ms(10), at_ms(299_000), series.hold_ns, |after_ns| {
+            let first = kept.points.partition_point(|point| point.at_ns <= after_ns).checked_sub(1)?;
+            let count = |point: &Point| {
+                reads.set(reads.get() + 1);
+                point.active()
+            };
+            Some(kept.points.range(first..).map(count))
+        });
+        assert!(reads.get() <= 2 * 66, "{} readings", reads.get());
     }
 
     #[test]
@@ -511,8 +538,7 @@ mod tests {
 
     #[test]
     fn room_is_made_for_all_readings_that_are_kept_at_once() {
-        let room =
-            |keep_ns, period_ns| Series::new(keep_ns, period_ns).points.lock().expect("nobody panics").capacity();
+        let room = |keep_ns, period_ns| Series::new(keep_ns, period_ns).kept().points.capacity();
         assert_eq!((room(1_000, 10), room(i64::MAX, 1), room(7, 0)), (102, MOST_POINTS, 9));
     }
 

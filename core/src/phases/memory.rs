@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Steps and phases of this length or longer have their own share of what the GPU's units did. The readings are means of
 /// 200 ms: a shorter one has the mean of what is around it.
-pub const LEAST_ACTIVE_NS: i64 = SECOND_NS;
+pub(super) const LEAST_ACTIVE_NS: i64 = SECOND_NS;
 
 /// What memory did on one GPU during one step, phase or layer. Sizes are bytes, times nanoseconds; `None` where nothing
 /// is known.
@@ -66,7 +66,7 @@ impl Attributed {
         self.uuids.get(memory.gpu).map(String::as_str)
     }
 
-    /// How long the units of the GPU that this memory is of worked; nothing is known if it took less than [`LEAST_ACTIVE_NS`].
+    /// How long the units of the GPU that this memory is of worked; nothing is known if it took less than a second.
     #[must_use]
     pub fn active_of(&self, memory: &PhaseMemory) -> ActiveSeconds {
         let length_ns = self.ended.end_ns.saturating_sub(self.ended.open.begin_ns);
