@@ -327,6 +327,50 @@ fn the_page_of_a_finding_of_too_little_memory_says_where_to_checkpoint() {
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
+/// The least difference (CIE 1976, in Lab) between two colours of phases, over usual eyes and three kinds of colour blindness
+/// (Machado, Oliveira and Fernandes 2009, complete).
+const LEAST_DIFFERENCE: &str = "(() => {
+    const eyes = [[1, 0, 0, 0, 1, 0, 0, 0, 1],
+        [.152286, 1.052583, -.204868, .114503, .786281, .099216, -.003882, -.048116, 1.051998],
+        [.367322, .860646, -.227968, .280085, .672501, .047413, -.01182, .04294, .968881],
+        [1.255528, -.076749, -.178779, -.078411, .930809, .147602, .004733, .691367, .3039]];
+    const pen = document.createElement('canvas').getContext('2d');
+    const linear = (name) => {
+        pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+        pen.fillRect(0, 0, 1, 1);
+        return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map((c) => c / 255)
+            .map((c) => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+    };
+    const lab = (color, eye) => {
+        const [r, g, b] = [0, 1, 2].map((row) => Math.min(1, Math.max(0, color.reduce((sum, c, at) => sum + eye[3 * row + at] * c, 0))));
+        const f = (t) => t > .008856 ? Math.cbrt(t) : 7.787 * t + 16 / 116;
+        const [x, y, z] = [(.4124 * r + .3576 * g + .1805 * b) / .95047, .2126 * r + .7152 * g + .0722 * b,
+            (.0193 * r + .1192 * g + .9505 * b) / 1.08883].map(f);
+        return [116 * y - 16, 500 * (x - y), 200 * (y - z)];
+    };
+    const colors = Array.from({ length: 8 }, (_, nth) => linear(`--p${nth}`));
+    let least = Infinity;
+    for (const eye of eyes) for (let i = 0; i < 8; i++) for (let j = 0; j < i; j++)
+        least = Math.min(least, Math.hypot(...lab(colors[i], eye).map((value, at) => value - lab(colors[j], eye)[at])));
+    return least;
+})()";
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn colours_of_phases_differ_for_colour_blind_eyes_and_have_a_legend() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["demo"]).ready();
+    for theme in [Theme::Light, Theme::Dark] {
+        browser.appear(1400, 1000, theme);
+        visit(&mut browser, &daemon, "", READY);
+        let least = browser.value(LEAST_DIFFERENCE).as_f64().expect("a number");
+        assert!(least > 20.0, "two colours differ by {least}");
+    }
+    browser.wait("document.querySelectorAll('.phases li').length >= 5");
+    let legend = text(&mut browser, "document.querySelector('.phases').innerText");
+    assert!(legend.contains("forward") && legend.contains("backward") && legend.contains("comm"), "{legend}");
+}
+
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn an_accessibility_checker_finds_nothing_on_any_page() {

@@ -25,9 +25,9 @@ class Chart {
   // bounds: the first and the last time that can be shown, seconds
   // axis: how times are written
   // say: called with text for a screen reader; note: called with a text about the limits of the drawing; moved: called when the
-  // view changes
-  constructor(place, { series, lanes, findings, bounds, axis, say, note, moved = () => {} }) {
-    Object.assign(this, { series, lanes, findings, axis, say, note, moved });
+  // view changes; phases: called with the names of the phases in view and their tones
+  constructor(place, { series, lanes, findings, bounds, axis, say, note, moved = () => {}, phases = () => {} }) {
+    Object.assign(this, { series, lanes, findings, axis, say, note, moved, phases });
     this.bounds = [bounds[0], Math.max(bounds[1], bounds[0] + 1e-6)];
     this.view = [...this.bounds];
     // How much time is shown while the view follows the present; null if it stays where it is.

@@ -6,6 +6,8 @@ const HELP = "Keys work while the chart or its buttons have the focus. Arrow key
   "next finding, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
 // Rows of the chart's tables.
 const MOST_ROWS = 100;
+// Names in the legend of phases.
+const MOST_PHASES = 24;
 
 // A chart with its controls. `options` are those of Chart; `more` are further actions: [key, name, function].
 function chartRegion(options, more = [], help = "") {
@@ -13,10 +15,12 @@ function chartRegion(options, more = [], help = "") {
     "aria-label": "Memory in use over time", "aria-describedby": "help" });
   const readout = element("p", { class: "readout", role: "status" }), note = element("p", { class: "note" });
   const tools = element("div", { class: "tools" }), legend = element("ul", { class: "legend" }), tables = element("div");
-  const region = element("div", { class: "chart" }, tools, place, readout, note, legend, tables,
+  const phases = element("ul", { class: "legend phases", "aria-label": "Colours of phases" });
+  const region = element("div", { class: "chart" }, tools, place, readout, note, legend, phases, tables,
     element("p", { class: "unseen", id: "help" }, HELP + help));
   const chart = new Chart(place, { ...options,
     say: (text) => { readout.textContent = text; },
+    phases: (names) => drawPhases(phases, names),
     // Setting the same text again would make a screen reader repeat it.
     note: (text) => { if (note.textContent !== text) note.textContent = text; } });
   readout.textContent = "";
@@ -82,6 +86,16 @@ function drawLegend(legend, chart) {
     one.value = element("span", { class: "value" });
     return element("li", {}, element("label", {}, box, swatch(`var(${one.color})`), one.name, " ", one.value));
   }));
+}
+
+// The phases in view with their colours, in the order of their names.
+function drawPhases(legend, names) {
+  const all = [...names].sort(([one], [other]) => one < other ? -1 : 1).slice(0, MOST_PHASES), text = JSON.stringify(all);
+  if (legend.dataset.names === text) return;
+  legend.dataset.names = text;
+  const left = names.size - all.length;
+  legend.replaceChildren(...all.map(([name, tone]) => element("li", {}, swatch(`var(--p${tone})`), name)),
+    ...left > 0 ? [element("li", {}, `and ${left} more`)] : []);
 }
 
 // What the chart shows as tables: memory in equal parts of the view, and the steps and phases in it.

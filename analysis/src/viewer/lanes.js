@@ -4,18 +4,25 @@
 const LANE = 17, LAYER = 12;
 // Maximum number of rows of a lane for overlapping spans of one kind.
 const MOST_NESTED = 4;
-const HUES = [205, 25, 140, 280, 345, 180, 50, 240, 95, 310];
 
-// Names get hues in the order in which they appear, the same on every chart of the page.
-const hues = new Map();
-function hueOf(name) {
-  if (!hues.has(name)) hues.set(name, HUES[hues.size % HUES.length]);
-  return hues.get(name);
+// The colours of phases, --p0 to --p7 of the style: any two differ for colour-blind eyes too. The usual names have the same ones on
+// every page; others begin with those that are left, at a place that follows from the name.
+const TONES = { data: 0, forward: 1, backward: 2, comm: 3, optimizer: 4, checkpoint: 5, eval: 7, evaluation: 7, validation: 7 };
+const OTHER_TONES = [[6, 7, 5], [0, 4, 3, 1, 2]];
+const tones = new Map();
+function toneOf(name) {
+  if (Object.hasOwn(TONES, name)) return TONES[name];
+  if (!tones.has(name)) {
+    const taken = new Set(tones.values()), hash = [...name].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) >>> 0, 7);
+    const all = OTHER_TONES.flatMap((some) => some.map((_, nth) => some[(hash + nth) % some.length]));
+    tones.set(name, all.find((tone) => !taken.has(tone)) ?? all[hash % all.length]);
+  }
+  return tones.get(name);
 }
 
 class Lane {
   // spans: { begin, end, step, peak, of, open }, one entry a span in the order of begins; times in seconds, NaN for what
-  // is not known; `of` is { kind, name, hue }; `open` marks those that have not ended.
+  // is not known; `of` is { kind, name, tone }; `open` marks those that have not ended.
   constructor(name, short, spans, shift = 0) {
     Object.assign(this, { name, short, shift }, spans);
     this.count = this.begin.length;

@@ -2,6 +2,7 @@
 // Draws a chart on its canvas. Each column of pixels shows the least and the most of its time, so that no reading is
 // lost at any zoom.
 
+const HUES = [205, 25, 140, 280, 345, 180, 50, 240, 95, 310];
 // The color of the band of an allocation, or of a place that holds memory.
 const bandColor = (nth) => `hsl(${HUES[nth % HUES.length]} 55% ${nth < HUES.length ? 55 : 72}%)`;
 
@@ -15,7 +16,6 @@ class Painter {
     chart.width = Math.max(across - AXIS - RIGHT, 10);
     chart.height = height;
     this.color = palette();
-    this.isDark = matchMedia("(prefers-color-scheme: dark)").matches;
     const pen = this.pen = fit([chart.canvas, chart.overlay], across, height, this.color);
     chart.setRange();
     this.axes();
@@ -199,18 +199,22 @@ class Painter {
 
   lanes() {
     let top = this.chart.lanesTop();
+    const drawn = new Map();
     for (const lane of this.chart.lanes) {
-      this.lane(lane, top);
+      this.lane(lane, top, drawn);
       top += lane.height;
     }
+    this.chart.phases(drawn);
   }
 
-  lane(lane, top) {
+  // Adds the phases that are in view to `names`, each with its tone.
+  lane(lane, top, names) {
     const { chart, pen } = this, drawn = lane.levels.map(() => -Infinity);
     pen.textBaseline = "middle";
     pen.textAlign = "left";
     for (const span of lane.within(chart.view)) {
       const of = lane.of[span], level = lane.level[span];
+      if (of.kind === "phase") names.set(of.name, of.tone);
       const left = chart.x(lane.begin[span] + lane.shift), right = chart.x(lane.end[span] + lane.shift);
       // Of spans that are narrower than a pixel, one is drawn.
       if (right < drawn[level] + 0.5) continue;
@@ -218,7 +222,7 @@ class Painter {
       drawn[level] = x + wide;
       const y = top + lane.levels[level].top, tall = lane.levels[level].height - 2;
       if (of.kind === "step") pen.fillStyle = this.color(lane.step[span] % 2 ? "--band-a" : "--band-b");
-      else pen.fillStyle = `hsl(${of.hue} 45% ${this.isDark ? 28 : 78}%)`;
+      else pen.fillStyle = this.color(`--p${of.tone}`);
       pen.fillRect(x, y, wide > 3 ? wide - 0.7 : wide, tall);
       if (wide > 26 && tall > 10) {
         pen.fillStyle = this.color("--text");

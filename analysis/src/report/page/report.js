@@ -84,7 +84,7 @@ function holdersOf({ allocator }) {
 function lanesOf(report) {
   const lanes = [], several = report.recordings.length > 1;
   report.recordings.forEach((recording, nth) => {
-    for (const row of recording.rows) row.hue = hueOf(row.name);
+    for (const row of recording.rows) row.tone = toneOf(row.name);
     const { columns, rows } = recording, members = recording.ranks.map(() => []);
     for (let i = 0; i < recording.spans; i++) members[rows[columns.row[i]].rank].push(i);
     const jobs = new Set(recording.ranks.map(([job]) => job)).size > 1;
