@@ -34,7 +34,7 @@ pub struct PhaseMemory {
     pub above_ns: Option<[i64; THRESHOLDS.len()]>,
     /// Time of which nothing is known, nanoseconds.
     pub gap_ns: i64,
-    /// Energy and idle time of the whole GPU.
+    /// Energy, idle time and activity of the whole GPU.
     pub usage: Usage,
     /// The process's memory at the end less what its allocator held then: communication buffers, context, workspaces.
     pub outside_allocator_bytes: Option<u64>,
