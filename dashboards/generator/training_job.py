@@ -274,11 +274,12 @@ def _idle():
 
 
 def _tensor():
-    tensor = f"sum by (rank) (rate(highwater_job_step_tensor_active_seconds_total{{{RANK}}}[$__rate_interval]))"
+    tensor, observed = (f"sum by (rank) (rate(highwater_job_step_{name}_seconds_total{{{RANK}}}[$__rate_interval]))"
+                        for name in ("tensor_active", "active_observed"))
     return heat("Tensor cores active, by rank", "Share of each rank's time in steps in which its tensor cores worked, from Hopper on. All "
                 "ranks take as long for a step as the slowest one: a rank that is well above the others works while they wait. A row "
                 "for each rank, rank 0 at the top.",
-                [query(in_order(f"{tensor} / ({seconds(STEP, RANK, ['rank'])} > 0)"), shape="table")], "percentunit", rows_of="rank",
+                [query(in_order(f"{tensor} / ({observed} > 0)"), shape="table")], "percentunit", rows_of="rank",
                 low=0, high=1, interval="30s", decimals=0, scheme="Blues")
 
 

@@ -149,6 +149,10 @@ metrics! {
         "The same of tensor cores. A rank that works more than its peers, which wait for it, has more of it in the same time.";
     JOB_STEP_DRAM_ACTIVE = Counter "highwater_job_step_dram_active_seconds_total" ["training_job", "rank", "namespace", "user"]
         "The same of memory that transfers.";
+    JOB_STEP_IDLE_OBSERVED = Counter "highwater_job_step_idle_observed_seconds_total" ["training_job", "rank", "namespace", "user"]
+        "How long the rank's steps took of which highwater_job_step_gpu_idle_seconds_total knows the idle time: shares are of this time.";
+    JOB_STEP_ACTIVE_OBSERVED = Counter "highwater_job_step_active_observed_seconds_total" ["training_job", "rank", "namespace", "user"]
+        "The same for highwater_job_step_tensor_active_seconds_total.";
     JOB_LAST_ANNOTATION = Gauge "highwater_job_last_annotation_timestamp_seconds" ["training_job", "rank", "namespace", "user"]
         "Unix time of the rank's newest annotation.";
     JOB_ALLOCATOR_ALLOCATED = Gauge "highwater_job_allocator_allocated_bytes" ["training_job", "rank", "namespace", "user"]

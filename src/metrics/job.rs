@@ -121,6 +121,8 @@ fn steps(labels: &Labels, rank: &RankNow, stats: &RankStats, unix_shift_ns: i64,
     out.number(&c::JOB_STEP_SM_ACTIVE, labels, stats.step_gpu_time.sm_active_seconds);
     out.number(&c::JOB_STEP_TENSOR_ACTIVE, labels, stats.step_gpu_time.tensor_active_seconds);
     out.number(&c::JOB_STEP_DRAM_ACTIVE, labels, stats.step_gpu_time.dram_active_seconds);
+    out.number(&c::JOB_STEP_IDLE_OBSERVED, labels, stats.step_gpu_time.idle_observed_seconds);
+    out.number(&c::JOB_STEP_ACTIVE_OBSERVED, labels, stats.step_gpu_time.active_observed_seconds);
     let last_s = (rank.last_event_ns.saturating_add(unix_shift_ns)) as f64 / SECOND_NS as f64;
     out.number(&c::JOB_LAST_ANNOTATION, labels, Some(last_s));
 }

@@ -47,18 +47,27 @@ pub(super) struct ActivityAnswer {
 
 type Point = (i64, Option<f32>, Option<f32>, Option<f32>, Option<f32>);
 
-/// The mean of readings, of what is known.
-fn mean(readings: &[UsagePoint], shift_ns: i64) -> Option<Point> {
+/// The mean of readings, of what is known. Each counts for the time since the one before it, at most for as long as readings hold:
+/// a GPU on which nothing runs is read once a second, and others ten times. `before_ns` is the time of the reading before these.
+fn mean(readings: &[UsagePoint], before_ns: Option<i64>, hold_ns: i64, shift_ns: i64) -> Option<Point> {
     let mean = |of: fn(&UsagePoint) -> Option<f64>| {
-        let (count, sum) =
-            readings.iter().filter_map(of).fold((0_u32, 0.0), |(count, sum), one| (count + 1, sum + one));
+        let (mut weight, mut sum, mut before_ns) = (0.0, 0.0, before_ns);
+        for reading in readings {
+            // The first one of all says how much it counts only if it is alone.
+            let since_ns = before_ns.map_or(1, |before_ns| (reading.at_ns - before_ns).clamp(1, hold_ns));
+            #[allow(clippy::cast_precision_loss, reason = "seconds")]
+            let own = since_ns as f64;
+            if let Some(share) = of(reading) {
+                (weight, sum) = (weight + own, sum + share * own);
+            }
+            before_ns = Some(reading.at_ns);
+        }
         // To a part in ten thousand: more digits would only make the answer longer.
         #[allow(clippy::cast_possible_truncation, reason = "a share")]
-        (count > 0).then(|| ((sum / f64::from(count) * 1e4).round() / 1e4) as f32)
+        (weight > 0.0).then(|| ((sum / weight * 1e4).round() / 1e4) as f32)
     };
-    let at_unix_ns = readings.last()?.at_ns + shift_ns;
     Some((
-        at_unix_ns,
+        readings.last()?.at_ns + shift_ns,
         mean(|reading| reading.utilization_ratio),
         mean(|reading| reading.activity.sm_active_ratio),
         mean(|reading| reading.activity.tensor_active_ratio),
@@ -86,11 +95,17 @@ pub(super) async fn activity(
     let readings = state.series.points(from_ns, to_ns);
     let most = query.max_points.unwrap_or(POINTS).clamp(1, MOST_POINTS);
     let readings_each = readings.len().div_ceil(most).max(1);
+    let (mut before_ns, hold_ns) = (None, state.series.hold_ns());
+    let points = readings.chunks(readings_each).filter_map(|some| {
+        let point = mean(some, before_ns, hold_ns, shift_ns);
+        before_ns = some.last().map(|last| last.at_ns);
+        point
+    });
     let answer = ActivityAnswer {
         gpu: state.device.index.clone(),
         uuid: state.device.uuid.clone(),
         readings_each,
-        points: readings.chunks(readings_each).filter_map(|some| mean(some, shift_ns)).collect(),
+        points: points.collect(),
     };
     Ok(site.answers.0.keep(json::line(&answer)?).response(json::TYPE))
 }
@@ -101,7 +116,7 @@ mod tests {
     use highwater_core::gpu::Activity;
 
     #[test]
-    fn a_point_is_the_mean_of_what_is_known_at_the_time_of_its_newest_reading() {
+    fn a_point_is_the_mean_of_what_is_known_by_time_at_its_newest_reading() {
         let reading = |at_ns, utilization: f64, tensor: Option<f64>| UsagePoint {
             at_ns,
             utilization_ratio: Some(utilization),
@@ -109,7 +124,13 @@ mod tests {
             ..UsagePoint::default()
         };
         let readings = [reading(1, 0.5, Some(0.3)), reading(2, 1.0, None)];
-        assert_eq!(mean(&readings, 100), Some((102, Some(0.75), None, Some(0.3), None)));
-        assert_eq!(mean(&[], 0), None);
+        let first = mean(&readings, Some(0), 100, 100);
+        assert_eq!(first, Some((102, Some(0.75), None, Some(0.3), None)));
+        // By their times, and no longer than readings hold.
+        let readings = [reading(40, 0.0, None), reading(50, 1.0, None), reading(900, 1.0, None)];
+        let mean_of = |hold_ns| mean(&readings, Some(0), hold_ns, 0).and_then(|point| point.1);
+        assert_eq!((mean_of(1_000), mean_of(40)), (Some(0.9556), Some(0.5556)));
+        assert_eq!(mean(&readings[..1], None, 40, 0), Some((40, Some(0.0), None, None, None)));
+        assert_eq!(mean(&[], None, 40, 0), None);
     }
 }

@@ -6,33 +6,39 @@ const READING_HOLDS = 1.5;
 
 class Activity {
   // points: [seconds, busy, multiprocessors, tensor cores, memory], in order; null is not known
-  constructor(points = []) { this.points = points; }
-
-  // Whether anything of it is known.
-  get isKnown() { return this.points.some(([, ...shares]) => shares.some((share) => share !== null)); }
-
-  // For how long a reading holds: means of a long recording are further apart than its readings.
-  get holds() {
-    const { points } = this, last = points.length - 1;
-    return last > 0 ? Math.max(READING_HOLDS, 3 * (points[last][0] - points[0][0]) / last) : READING_HOLDS;
+  constructor(points = []) {
+    this.points = points;
+    this.isKnown = points.some(hasShare);
+    this.holds = holdsOf(points);
   }
 
-  // The means of an interval, in the order of the points' shares, null where not known; null if nothing is.
+  // The means of an interval, in the order of the points' shares, null where not known; null if nothing is. Each point counts for
+  // as long as it is about: an idle GPU is read once a second, and others ten times.
   mean(from, to) {
-    const { points, holds } = this, sums = [0, 0, 0, 0], counts = [0, 0, 0, 0];
+    const { points, holds } = this, sums = [0, 0, 0, 0], times = [0, 0, 0, 0];
     let first = 0, end = points.length;
     while (first < end) { const middle = (first + end) >> 1; if (points[middle][0] <= from) first = middle + 1; else end = middle; }
     for (let i = first; i < points.length; i++) {
-      // A later one is about the time before it: it counts if none lies in the interval.
-      const isLater = points[i][0] > to;
-      if (isLater && (i > first || points[i][0] - to > holds)) break;
-      for (let nth = 0; nth < 4; nth++) {
-        if (points[i][nth + 1] === null) continue;
-        sums[nth] += points[i][nth + 1];
-        counts[nth]++;
+      const [at] = points[i], since = Math.max(i ? points[i - 1][0] : -Infinity, at - holds);
+      if (since >= to && i > first) break;
+      const time = Math.min(at, to) - Math.max(since, from);
+      if (time > 0) {
+        for (let nth = 0; nth < 4; nth++) {
+          if (points[i][nth + 1] === null) continue;
+          sums[nth] += points[i][nth + 1] * time;
+          times[nth] += time;
+        }
       }
-      if (isLater) break;
+      if (at >= to) break;
     }
-    return counts.some((count) => count) ? sums.map((sum, nth) => counts[nth] ? sum / counts[nth] : null) : null;
+    return times.some((time) => time > 0) ? sums.map((sum, nth) => times[nth] > 0 ? sum / times[nth] : null) : null;
   }
+}
+
+const hasShare = ([, ...shares]) => shares.some((share) => share !== null);
+
+// For how long points hold: means of a long time are further apart than readings.
+function holdsOf(points) {
+  const apart = points.slice(1).map(([at], i) => at - points[i][0]).sort((one, other) => one - other);
+  return Math.max(READING_HOLDS, 3 * (apart[apart.length >> 1] ?? 0));
 }

@@ -49,13 +49,23 @@ pub struct GpuTime {
     pub tensor_active_seconds: Option<f64>,
     /// Of memory that transfers.
     pub dram_active_seconds: Option<f64>,
+    /// How long those took of which the idle time is known.
+    pub idle_observed_seconds: Option<f64>,
+    /// And those of which the activity of tensor cores is.
+    pub active_observed_seconds: Option<f64>,
 }
 
 impl GpuTime {
     /// Adds one that ended; `has_active` is whether the activity of units counts.
-    fn add(&mut self, gpus: &[PhaseMemory], has_active: bool) {
+    fn add(&mut self, gpus: &[PhaseMemory], length_ns: i64, has_active: bool) {
+        #[allow(clippy::cast_precision_loss, reason = "nanoseconds below 2^53 are 104 days")]
+        let seconds = |is_known: bool| is_known.then_some(length_ns as f64 / SECOND_NS as f64).into_iter();
         add_mean(&mut self.idle_seconds, gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds));
+        let is_idle_known = gpus.iter().any(|gpu| gpu.usage.idle_seconds.is_some());
+        add_mean(&mut self.idle_observed_seconds, seconds(is_idle_known));
         if has_active {
+            let is_active_known = gpus.iter().any(|gpu| gpu.usage.active.tensor.is_some());
+            add_mean(&mut self.active_observed_seconds, seconds(is_active_known));
             let active = || gpus.iter().map(|gpu| gpu.usage.active);
             add_mean(&mut self.sm_active_seconds, active().filter_map(|active| active.sm.map(f64::from)));
             add_mean(&mut self.tensor_active_seconds, active().filter_map(|active| active.tensor.map(f64::from)));
@@ -124,7 +134,7 @@ impl RankStats {
             Kind::Step => {
                 self.step_durations.observe_ns(end_ns - begin_ns);
                 // Also of short ones: what the readings smear over two steps is in their sum.
-                self.step_gpu_time.add(&attributed.gpus, true);
+                self.step_gpu_time.add(&attributed.gpus, end_ns - begin_ns, true);
             }
             Kind::Phase => {
                 let stats = self.phases.entry(Arc::clone(&ended.open.name)).or_insert_with(PhaseStats::new);
@@ -272,7 +282,7 @@ impl PhaseStats {
         for joules in gpus.iter().filter_map(|gpu| gpu.usage.energy_joules) {
             *self.energy_joules.get_or_insert(0.0) += joules;
         }
-        self.gpu_time.add(gpus, end_ns - begin_ns >= LEAST_ACTIVE_NS);
+        self.gpu_time.add(gpus, end_ns - begin_ns, end_ns - begin_ns >= LEAST_ACTIVE_NS);
     }
 
     /// The highest peak of those that ended within `window_ns` before `now_ns`, bytes.
@@ -353,12 +363,16 @@ mod tests {
         let mut stats = PhaseStats::new();
         stats.record(0, LEAST_ACTIVE_NS, &[on(0, Some(5.0)), on(1, Some(1.0)), on(2, None)]);
         assert_eq!((stats.energy_joules, stats.gpu_time.idle_seconds), (Some(300.0), Some(3.0)));
+        let observed = (stats.gpu_time.idle_observed_seconds, stats.gpu_time.active_observed_seconds);
+        assert_eq!(observed, (Some(1.0), Some(1.0)));
         let (tensor, dram) = (stats.gpu_time.tensor_active_seconds, stats.gpu_time.dram_active_seconds);
         assert_eq!((tensor, dram), (Some(0.5), None));
         // A shorter one has the mean of what is around it, and does not count.
         stats.record(1, LEAST_ACTIVE_NS, &[on(0, None)]);
         assert_eq!((stats.energy_joules, stats.gpu_time.idle_seconds), (Some(400.0), Some(3.0)));
         assert_eq!(stats.gpu_time.tensor_active_seconds, Some(0.5));
+        let observed = (stats.gpu_time.idle_observed_seconds, stats.gpu_time.active_observed_seconds);
+        assert_eq!(observed, (Some(1.0), Some(1.0)), "nothing of the second one was known");
     }
 
     #[test]

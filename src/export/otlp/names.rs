@@ -113,6 +113,8 @@ names! {
     JOB_STEP_SM_ACTIVE => "highwater.job.step.gpu.sm.active_time" "s" Count;
     JOB_STEP_TENSOR_ACTIVE => "highwater.job.step.gpu.tensor.active_time" "s" Count;
     JOB_STEP_DRAM_ACTIVE => "highwater.job.step.gpu.dram.active_time" "s" Count;
+    JOB_STEP_IDLE_OBSERVED => "highwater.job.step.gpu.idle.observed_time" "s" Count;
+    JOB_STEP_ACTIVE_OBSERVED => "highwater.job.step.gpu.active.observed_time" "s" Count;
     JOB_LAST_ANNOTATION => "highwater.job.last_annotation_time" "s" Gauge;
     JOB_ALLOCATOR_ALLOCATED => "highwater.job.allocator.allocated" "By" UpDown;
     JOB_ALLOCATOR_RESERVED => "highwater.job.allocator.reserved" "By" UpDown;

@@ -12,7 +12,7 @@ const kinds = new Map();
 function kindOf(kind, name) {
   const key = `${kind} ${name}`;
   // Jobs come and go, and so do the names of their phases.
-  if (kinds.size > MOST_NAMES) { kinds.clear(); hues.clear(); }
+  if (kinds.size > MOST_NAMES) { kinds.clear(); tones.clear(); }
   if (!kinds.has(key)) kinds.set(key, { kind, name, tone: toneOf(name) });
   return kinds.get(key);
 }

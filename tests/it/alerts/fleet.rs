@@ -83,6 +83,8 @@ impl Fleet {
                 let _ = writeln!(out, "      - series: 'highwater_job_{name}{{{labels}}}'\n        values: {values}");
             };
             add("step_duration_seconds_sum", &format!("0+57x{MINUTES}"));
+            add("step_active_observed_seconds_total", &format!("0+57x{MINUTES}"));
+            add("step_idle_observed_seconds_total", &format!("0+57x{MINUTES}"));
             add("step_tensor_active_seconds_total", &format!("0+{}x{MINUTES}", tensor_s * noise));
             add("step_gpu_idle_seconds_total", &format!("0+{}x{MINUTES}", idle_s * noise));
             if self.has_stages {
