@@ -7,7 +7,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::gpu::UsagePoint;
+use highwater_core::gpu::{ActivityMeans, ActivityShares};
 use serde::{Deserialize, Serialize};
 #[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
@@ -47,32 +47,11 @@ pub(super) struct ActivityAnswer {
 
 type Point = (i64, Option<f32>, Option<f32>, Option<f32>, Option<f32>);
 
-/// The mean of readings, of what is known. Each counts for the time since the one before it, at most for as long as readings hold:
-/// a GPU on which nothing runs is read once a second, and others ten times. `before_ns` is the time of the reading before these.
-fn mean(readings: &[UsagePoint], before_ns: Option<i64>, hold_ns: i64, shift_ns: i64) -> Option<Point> {
-    let mean = |of: fn(&UsagePoint) -> Option<f64>| {
-        let (mut weight, mut sum, mut before_ns) = (0.0, 0.0, before_ns);
-        for reading in readings {
-            // The first one of all says how much it counts only if it is alone.
-            let since_ns = before_ns.map_or(1, |before_ns| (reading.at_ns - before_ns).clamp(1, hold_ns));
-            #[allow(clippy::cast_precision_loss, reason = "seconds")]
-            let own = since_ns as f64;
-            if let Some(share) = of(reading) {
-                (weight, sum) = (weight + own, sum + share * own);
-            }
-            before_ns = Some(reading.at_ns);
-        }
-        // To a part in ten thousand: more digits would only make the answer longer.
-        #[allow(clippy::cast_possible_truncation, reason = "a share")]
-        (weight > 0.0).then(|| ((sum / weight * 1e4).round() / 1e4) as f32)
-    };
-    Some((
-        readings.last()?.at_ns + shift_ns,
-        mean(|reading| reading.utilization_ratio),
-        mean(|reading| reading.activity.sm_active_ratio),
-        mean(|reading| reading.activity.tensor_active_ratio),
-        mean(|reading| reading.activity.dram_active_ratio),
-    ))
+/// A point of an answer. To a part in ten thousand: more digits would only make it longer.
+fn point(at_unix_ns: i64, shares: ActivityShares) -> Point {
+    #[allow(clippy::cast_possible_truncation, reason = "a share")]
+    let [utilization, sm, tensor, dram] = shares.map(|share| share.map(|share| ((share * 1e4).round() / 1e4) as f32));
+    (at_unix_ns, utilization, sm, tensor, dram)
 }
 
 /// What a GPU did in an interval, as far back as readings are kept.
@@ -95,17 +74,13 @@ pub(super) async fn activity(
     let readings = state.series.points(from_ns, to_ns);
     let most = query.max_points.unwrap_or(POINTS).clamp(1, MOST_POINTS);
     let readings_each = readings.len().div_ceil(most).max(1);
-    let (mut before_ns, hold_ns) = (None, state.series.hold_ns());
-    let points = readings.chunks(readings_each).filter_map(|some| {
-        let point = mean(some, before_ns, hold_ns, shift_ns);
-        before_ns = some.last().map(|last| last.at_ns);
-        point
-    });
+    let mut means = ActivityMeans::new(readings_each, usize::MAX, state.series.hold_ns());
+    readings.iter().for_each(|reading| means.push(reading.at_ns, reading.shares()));
     let answer = ActivityAnswer {
         gpu: state.device.index.clone(),
         uuid: state.device.uuid.clone(),
         readings_each,
-        points: points.collect(),
+        points: means.points().map(|(at_ns, shares)| point(at_ns + shift_ns, shares)).collect(),
     };
     Ok(site.answers.0.keep(json::line(&answer)?).response(json::TYPE))
 }
@@ -113,24 +88,10 @@ pub(super) async fn activity(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use highwater_core::gpu::Activity;
 
     #[test]
-    fn a_point_is_the_mean_of_what_is_known_by_time_at_its_newest_reading() {
-        let reading = |at_ns, utilization: f64, tensor: Option<f64>| UsagePoint {
-            at_ns,
-            utilization_ratio: Some(utilization),
-            activity: Activity { tensor_active_ratio: tensor, ..Activity::default() },
-            ..UsagePoint::default()
-        };
-        let readings = [reading(1, 0.5, Some(0.3)), reading(2, 1.0, None)];
-        let first = mean(&readings, Some(0), 100, 100);
-        assert_eq!(first, Some((102, Some(0.75), None, Some(0.3), None)));
-        // By their times, and no longer than readings hold.
-        let readings = [reading(40, 0.0, None), reading(50, 1.0, None), reading(900, 1.0, None)];
-        let mean_of = |hold_ns| mean(&readings, Some(0), hold_ns, 0).and_then(|point| point.1);
-        assert_eq!((mean_of(1_000), mean_of(40)), (Some(0.9556), Some(0.5556)));
-        assert_eq!(mean(&readings[..1], None, 40, 0), Some((40, Some(0.0), None, None, None)));
-        assert_eq!(mean(&[], None, 40, 0), None);
+    fn a_point_has_four_digits_and_what_is_not_known_stays_so() {
+        let of = point(102, [Some(0.955_555), None, Some(0.3), Some(1.0)]);
+        assert_eq!(of, (102, Some(0.9556), None, Some(0.3), Some(1.0)));
     }
 }

@@ -111,7 +111,7 @@ struct GpuNow {
     #[cfg_attr(test, schema(value_type = Vec<Vec<Option<i64>>>))]
     points: Vec<(i64, Option<u64>)>,
     utilization_ratio: Option<f64>,
-    /// What it did before its newest reading.
+    /// What else it did before its newest reading.
     activity: Option<ActivityNow>,
     power_watts: Option<f64>,
     temperature_celsius: Option<f64>,
@@ -125,8 +125,6 @@ struct GpuNow {
 struct ActivityNow {
     /// When it was read, microseconds relative to the base.
     at_us: i64,
-    /// With a kernel.
-    utilization: Option<f64>,
     /// Of multiprocessors with a warp, their mean.
     sm: Option<f64>,
     /// Of tensor cores.
@@ -287,7 +285,6 @@ fn gpus(node: &Node, since: Option<&Reach>, reach: &Reach, base_ns: i64) -> Vec<
         let latest = gpu.medium().filter(|_| is_up);
         let activity = latest.as_ref().map(|latest| ActivityNow {
             at_us: (latest.at_ns - base_ns) / 1_000,
-            utilization: latest.reading.utilization_ratio,
             sm: latest.reading.activity.sm_active_ratio,
             tensor: latest.reading.activity.tensor_active_ratio,
             dram: latest.reading.activity.dram_active_ratio,

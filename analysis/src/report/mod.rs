@@ -5,7 +5,6 @@
 //! is thinned, and then every extreme is kept; what a recording does not contain is absent, never 0. Memory is bounded
 //! whatever the recording's size: a file in the product's own format is read row by row.
 
-mod activity;
 mod advised;
 mod allocator;
 mod axis;

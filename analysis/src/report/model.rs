@@ -1,17 +1,22 @@
 //! What one recording shows: where it is from, its GPUs, its steps and phases, and what was found.
 
-use super::activity::GpuActivity;
 use super::layers::Layers;
 use super::logged::Logged;
 use super::spans::{Span, Spans};
 use super::table::seconds;
 use super::trace::Traced;
 use super::usage::MemoryUsage;
-use highwater_core::gpu::Device;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::{ActivityMeans, Device};
 use highwater_core::source::provenance;
 use highwater_engine::recording::{Allocation, Allocator, READING_NS, SkippedLines, Times};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+/// The most points of what a GPU did: more than a screen has columns.
+const MOST_ACTIVITY: usize = 1 << 12;
+/// A reading is about at most this much of the time before it, nanoseconds. A GPU on which nothing runs is read once a second.
+const READING_HOLDS_NS: i64 = SECOND_NS * 3 / 2;
 
 /// What one recording shows.
 #[derive(Debug, Clone)]
@@ -78,7 +83,7 @@ pub struct Gpu {
     /// What its memory did.
     pub usage: MemoryUsage,
     /// What it did otherwise, as far as the recording says so.
-    pub activity: GpuActivity,
+    pub activity: ActivityMeans,
     /// How many allocations the recording has, if it is one of allocations.
     pub allocations: Option<u64>,
     /// The largest of them.
@@ -222,7 +227,7 @@ impl Gpu {
         Self {
             device,
             usage: MemoryUsage::new(begin_ns, most),
-            activity: GpuActivity::default(),
+            activity: ActivityMeans::new(1, MOST_ACTIVITY, READING_HOLDS_NS),
             allocations: None,
             largest: Vec::new(),
             allocator: None,

@@ -2,7 +2,6 @@
 //!
 //! Invariant: every point of a curve is there with its exact bytes; times are rounded down to the microsecond.
 
-use super::activity::GpuActivity;
 use super::curve::Point;
 use super::layers::Record;
 use super::model::Report;
@@ -10,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use highwater_core::gpu::ActivityMeans;
 use highwater_core::varint::{self, zigzag};
 use highwater_core::wire::Direction;
 use std::io::Write as _;
@@ -71,29 +71,29 @@ pub(super) fn unit_bytes(points: &[Point]) -> u64 {
     1 << all.trailing_zeros().min(21)
 }
 
-fn curve(points: &[Point], begin_ns: i64, numbers: &mut Numbers) {
-    let unit_bytes = unit_bytes(points);
+/// Times that do not fall, each as the change from the one before.
+fn times(all_ns: impl Iterator<Item = i64>, begin_ns: i64, numbers: &mut Numbers) {
     let mut last_us = 0;
-    for point in points {
-        let at_us = (point.at_ns - begin_ns) / MICROSECOND_NS;
+    for at_ns in all_ns {
+        let at_us = (at_ns - begin_ns) / MICROSECOND_NS;
         numbers.push((at_us - last_us).max(0).unsigned_abs());
         last_us = at_us.max(last_us);
     }
+}
+
+fn curve(points: &[Point], begin_ns: i64, numbers: &mut Numbers) {
+    let unit_bytes = unit_bytes(points);
+    times(points.iter().map(|point| point.at_ns), begin_ns, numbers);
     let mut last = 0;
     points.iter().for_each(|point| numbers.change(point.used.map(|used| used / unit_bytes), &mut last));
 }
 
 /// Times, then each share in thousandths.
-fn activity(activity: &GpuActivity, begin_ns: i64, numbers: &mut Numbers) {
-    let mut last_us = 0;
-    for (at_ns, _) in activity.points() {
-        let at_us = (at_ns - begin_ns) / MICROSECOND_NS;
-        numbers.push((at_us - last_us).max(0).unsigned_abs());
-        last_us = at_us.max(last_us);
-    }
+fn activity(activity: &ActivityMeans, begin_ns: i64, numbers: &mut Numbers) {
+    times(activity.points().map(|(at_ns, _)| at_ns), begin_ns, numbers);
     for nth in 0..4 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share in thousandths")]
-        let thousandths = |share: f32| (share * 1e3).round() as u64;
+        let thousandths = |share: f64| (share * 1e3).round() as u64;
         activity.points().for_each(|(_, shares)| numbers.optional(shares[nth].map(thousandths)));
     }
 }

@@ -50,8 +50,9 @@ class Chart {
   floor() { return TOP + this.tall(); }
   // The series with a strip of what their GPUs did, below the axis of time; where the lanes begin.
   strips() { return this.series.filter((one) => one.shown && one.activity?.isKnown); }
-  stripHeight(strips) { return strips.length > 2 ? 16 : 28; }
-  lanesTop() { const strips = this.strips(); return this.floor() + STRIP + TICKS + strips.length * this.stripHeight(strips); }
+  stripHeight() { return this.strips().length > 2 ? 16 : 28; }
+  stripTop(nth) { return this.floor() + STRIP + TICKS + nth * this.stripHeight(); }
+  lanesTop() { return this.stripTop(this.strips().length); }
   lanesHeight() { return this.lanes.reduce((sum, lane) => sum + lane.height, 0); }
 
   // Where time and bytes lie, in pixels of the page.
@@ -198,9 +199,9 @@ class Chart {
     if (values.length > most) values.sort((a, b) => b[0] - a[0]);
     const texts = [this.axis.moment(seconds), ...values.slice(0, most).map(([, text]) => text)];
     if (values.length > most) texts.push(`and ${values.length - most} more`);
-    const strips = this.strips();
+    const strips = this.strips(), half = Math.max(width, this.pixel()) / 2;
     for (const one of strips.length > MOST_SPOKEN ? [] : strips) {
-      const at = seconds - one.shift, means = one.activity.mean(at - Math.max(width, this.pixel()) / 2, at + Math.max(width, this.pixel()) / 2);
+      const at = seconds - one.shift, means = one.activity.mean(at - half, at + half);
       const text = means && worked(means);
       if (text) texts.push(`${one.name}: ${text}`);
     }

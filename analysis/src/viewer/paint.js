@@ -27,8 +27,7 @@ class Painter {
     shown.forEach((one) => this.gaps(one, step));
     shown.forEach((one) => this.curve(one, step));
     shown.forEach((one) => this.marks(one));
-    const strips = chart.strips(), strip = chart.stripHeight(strips);
-    strips.forEach((one, nth) => this.work(one, chart.floor() + STRIP + TICKS + nth * strip, strip - 4));
+    chart.strips().forEach((one, nth) => this.work(one, chart.stripTop(nth), chart.stripHeight() - 4));
     this.lanes();
     this.findings();
     pen.restore();
@@ -53,8 +52,7 @@ class Painter {
     pen.textBaseline = "middle";
     pen.textAlign = "right";
     if (chart.tall()) byteAxis(pen, this.color, range, 8, range[1], width, (bytes) => chart.y(bytes));
-    const strips = chart.strips(), strip = chart.stripHeight(strips);
-    strips.forEach((one, nth) => pen.fillText(`${one.name} work`, AXIS - 6, chart.floor() + STRIP + TICKS + (nth + 0.5) * strip - 2, AXIS - 8));
+    chart.strips().forEach((one, nth) => pen.fillText(`${one.name} work`, AXIS - 6, chart.stripTop(nth + 0.5) - 2, AXIS - 8));
     let top = chart.lanesTop();
     for (const lane of chart.lanes) {
       pen.fillText(lane.short, AXIS - 6, top + lane.height / 2 - 1, AXIS - 8);

@@ -9,6 +9,7 @@ mod changes;
 mod device;
 mod energy;
 mod latest;
+mod means;
 mod readings;
 mod series;
 
@@ -17,5 +18,6 @@ pub use changes::{ChangeLog, Changed, GpuChange, MOST_TROUBLE, most_bytes as mos
 pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
+pub use means::{ActivityMeans, ActivityShares};
 pub use readings::{Activity, Medium, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow, THROTTLE_REASONS};
 pub use series::{IDLE_PERIOD_NS, MOST_POINTS, Series, Usage, UsagePoint, most_usage_bytes};

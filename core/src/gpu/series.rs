@@ -2,6 +2,7 @@
 //! time are kept as running totals, so that any interval costs two look-ups.
 
 use super::active::{ActiveReading, ActiveSeconds, ActiveTotals};
+use super::means::ActivityShares;
 use super::readings::Activity;
 use crate::clock::SECOND_NS;
 use std::collections::VecDeque;
@@ -44,6 +45,15 @@ pub struct UsagePoint {
     pub throttle_reasons: Option<u64>,
     /// What its multiprocessors and its memory did in the time before.
     pub activity: Activity,
+}
+
+impl UsagePoint {
+    /// Its shares of the time before it.
+    #[must_use]
+    pub fn shares(&self) -> ActivityShares {
+        let Activity { sm_active_ratio, tensor_active_ratio, dram_active_ratio, .. } = self.activity;
+        [self.utilization_ratio, sm_active_ratio, tensor_active_ratio, dram_active_ratio]
+    }
 }
 
 /// Readings of the medium lane with their running totals. One lane writes, attribution reads.

@@ -59,27 +59,28 @@ impl GpuTime {
     /// Adds one that ended; `has_active` is whether the activity of units counts.
     fn add(&mut self, gpus: &[PhaseMemory], length_ns: i64, has_active: bool) {
         #[allow(clippy::cast_precision_loss, reason = "nanoseconds below 2^53 are 104 days")]
-        let seconds = |is_known: bool| is_known.then_some(length_ns as f64 / SECOND_NS as f64).into_iter();
-        add_mean(&mut self.idle_seconds, gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds));
-        let is_idle_known = gpus.iter().any(|gpu| gpu.usage.idle_seconds.is_some());
-        add_mean(&mut self.idle_observed_seconds, seconds(is_idle_known));
+        let seconds = length_ns as f64 / SECOND_NS as f64;
+        if add_mean(&mut self.idle_seconds, gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds)) {
+            *self.idle_observed_seconds.get_or_insert(0.0) += seconds;
+        }
         if has_active {
-            let is_active_known = gpus.iter().any(|gpu| gpu.usage.active.tensor.is_some());
-            add_mean(&mut self.active_observed_seconds, seconds(is_active_known));
             let active = || gpus.iter().map(|gpu| gpu.usage.active);
             add_mean(&mut self.sm_active_seconds, active().filter_map(|active| active.sm.map(f64::from)));
-            add_mean(&mut self.tensor_active_seconds, active().filter_map(|active| active.tensor.map(f64::from)));
+            if add_mean(&mut self.tensor_active_seconds, active().filter_map(|active| active.tensor.map(f64::from))) {
+                *self.active_observed_seconds.get_or_insert(0.0) += seconds;
+            }
             add_mean(&mut self.dram_active_seconds, active().filter_map(|active| active.dram.map(f64::from)));
         }
     }
 }
 
-/// Adds the mean of what is known to a total.
-fn add_mean(total: &mut Option<f64>, known: impl Iterator<Item = f64>) {
+/// Adds the mean of what is known to a total; returns whether anything is.
+fn add_mean(total: &mut Option<f64>, known: impl Iterator<Item = f64>) -> bool {
     let (count, sum) = known.fold((0_u32, 0.0), |(count, sum), one| (count + 1, sum + one));
     if count > 0 {
         *total.get_or_insert(0.0) += sum / f64::from(count);
     }
+    count > 0
 }
 
 /// Bytes of what is kept of one layer beside its name, with what allocating it costs.

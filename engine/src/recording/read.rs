@@ -169,7 +169,7 @@ impl RecordingReader {
         // Files from before a column lack it.
         let later =
             ["throttle_reasons", "sm_active_ratio", "sm_occupancy_ratio", "tensor_active_ratio", "dram_active_ratio"];
-        let later = later.map(|column| if self.has_column("usage", column) { column } else { "NULL" }).join(", ");
+        let later = self.columns("usage", later);
         let query = format!(
             "SELECT gpu, at_ns, utilization_ratio, power_watts, {later} FROM usage WHERE {} ORDER BY gpu, at_ns",
             within(times)

@@ -189,6 +189,12 @@ impl RecordingReader {
         self.connection.table_exists(None, table).unwrap_or(false)
     }
 
+    /// These columns of a table, for a query; `NULL` for one that a file from before it lacks.
+    #[must_use]
+    pub fn columns<const COUNT: usize>(&self, table: &str, columns: [&str; COUNT]) -> String {
+        columns.map(|column| if self.has_column(table, column) { column } else { "NULL" }).join(", ")
+    }
+
     /// Whether the file has this column: columns and tables were added without a new version of the format. A file that
     /// cannot be queried fails when it is read.
     pub fn has_column(&self, table: &str, column: &str) -> bool {

@@ -70,7 +70,7 @@ class Feed {
       Object.assign(gpu, { gpu: one.gpu, up: one.up, utilization: one.utilization_ratio, power: one.power_watts,
         temperature: one.temperature_celsius, throttle: one.throttle });
       const { activity } = one;
-      if (activity) gpu.activity.take(at(activity.at_us), [activity.utilization, activity.sm, activity.tensor, activity.dram]);
+      if (activity) gpu.activity.take(at(activity.at_us), [one.utilization_ratio, activity.sm, activity.tensor, activity.dram]);
       const until = one.until_us === null ? -Infinity : at(one.until_us);
       gpu.memory.take(one.points.map(([us, used]) => [at(us), used]), until, base);
       newest = Math.max(newest, until);

@@ -1,12 +1,11 @@
 //! A report on a recording in the product's own format, row by row, so that its size does not matter.
 
-use crate::report::activity::GpuActivity;
 use crate::report::curve::Point;
 use crate::report::layers::Layers;
 use crate::report::model::{FirstSaid, Found, Gpu, Origin, Report, index_of, peaks_of};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
-use highwater_core::gpu::Device;
+use highwater_core::gpu::{ActivityMeans, Device};
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
 use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, json, needed, number, real, text, word};
@@ -125,14 +124,14 @@ fn samples(
 fn activity(
     file: &mut RecordingReader,
     gpu: u32,
-    to: &mut GpuActivity,
+    to: &mut ActivityMeans,
     (begin_ns, end_ns): (i64, i64),
 ) -> Result<(), OpenError> {
     if !file.has_table("usage") {
         return Ok(());
     }
     let columns = ["utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"];
-    let columns = columns.map(|column| if file.has_column("usage", column) { column } else { "NULL" }).join(", ");
+    let columns = file.columns("usage", columns);
     let query = format!(
         "SELECT at_ns, {columns} FROM usage WHERE gpu = ?1 AND at_ns BETWEEN {begin_ns} AND {end_ns} ORDER BY at_ns"
     );
