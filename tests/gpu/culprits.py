@@ -39,7 +39,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recorder import Recorder, interrupted, measure, printed, start, stretch
+from recorder import Recorder, interrupted, measure, printed, start, stretch, write_truth
 
 STEPS = 30
 # Steps after each block that are not judged: the daemon looks at ten at a time.
@@ -192,12 +192,13 @@ def train(kinds: list[str], marks: str, parallel: str) -> None:
     dist.destroy_process_group()
 
 
-def spread(model: Any, parallel: str, rank: int) -> Any:
+def spread(model: Any, parallel: str, rank: int | None) -> Any:
     """The model under data parallelism."""
     if parallel == "ddp":
         from torch.nn.parallel import DistributedDataParallel
 
-        return DistributedDataParallel(model, device_ids=[rank])
+        # On the CPU there are no devices to name.
+        return DistributedDataParallel(model, device_ids=None if rank is None else [rank])
     from torch.distributed.fsdp import fully_shard
 
     for block in model:
@@ -356,47 +357,34 @@ def record_late(binary: Path, folder: Path, kinds: list[str], how: str, parallel
         # What was recorded until then is worth keeping.
         recorder.stop()
         if blocks:
-            write_truth(folder, blocks, how, parallel)
+            keep_truth(folder, blocks, how, parallel)
     return judge_recording(binary, folder, blocks, f"{parallel}, {MARKS[how]}")
 
 
-def write_truth(folder: Path, blocks: list[dict[str, Any]], how: str, parallel: str) -> None:
-    """The truth of a recording: rank 1 is late in some blocks, and nothing is judged between blocks."""
+def keep_truth(folder: Path, blocks: list[dict[str, Any]], how: str, parallel: str) -> None:
+    """Writes what is true of a recording: rank 1 is late in some blocks, and nothing is judged between blocks."""
     times = [(block["begin_ns"], block["end_ns"]) for block in blocks]
     between = [(None, times[0][0]), *((end, begin) for (_, end), (begin, _) in itertools.pairwise(times)), (times[-1][1], None)]
     is_healthy = not {block["kind"] for block in blocks} & set(CAUSES)
     what = f"{'nobody' if is_healthy else 'rank 1'} is late in blocks of {STEPS} steps"
-    truth = {
-        "about": f"two ranks under {parallel}, {MARKS[how]}; {what} (tests/gpu/culprits.py)",
-        "model": {"width": os.environ["WIDTH"], "depth": os.environ["DEPTH"], "lateness": os.environ["LATENESS"]},
-        "blocks": [{key: block[key] for key in ("kind", "begin_ns", "end_ns")} for block in blocks],
-        "findings": [
-            {
-                "finding": "straggler",
-                "rank": 1,
-                "lag_cause": CAUSES[block["kind"]],
-                "begin_unix_nano": block["begin_ns"],
-                "end_unix_nano": block["end_ns"],
-                "must_find": True,
-            }
-            for block in blocks
-            if block["kind"] in CAUSES
-        ]
-        # The daemon also reports that the rank waits for data.
-        + [
-            {
-                "finding": "input_stall",
-                "rank": 1,
-                "begin_unix_nano": block["begin_ns"],
-                "end_unix_nano": block["end_ns"],
-                "must_find": False,
-            }
-            for block in blocks
-            if block["kind"] == "data"
-        ],
-        "unjudged": [stretch(begin_ns, end_ns) for begin_ns, end_ns in (between[::len(times)] if is_healthy else between)],
-    }
-    (folder / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
+
+    def true(block: dict[str, Any], finding: str, must: bool, rank: int | None = 1, **more: str) -> dict[str, Any]:
+        times = {"begin_unix_nano": block["begin_ns"], "end_unix_nano": block["end_ns"]}
+        return {"finding": finding, "rank": rank, **more, **times, "must_find": must}
+
+    late = [true(block, "straggler", True, lag_cause=CAUSES[block["kind"]]) for block in blocks if block["kind"] in CAUSES]
+    # The daemon also reports that the rank waits for data.
+    waits = [true(block, "input_stall", False) for block in blocks if block["kind"] == "data"]
+    # With `watch` nothing marks a checkpoint, so steps with one are slow for a reason that the daemon cannot know.
+    saves = [true(block, "slow_steps", False, rank=None) for block in blocks if block["kind"] == "checkpoint" and how == "watch"]
+    write_truth(
+        folder,
+        f"two ranks under {parallel}, {MARKS[how]}; {what} (tests/gpu/culprits.py)",
+        {"width": os.environ["WIDTH"], "depth": os.environ["DEPTH"], "lateness": os.environ["LATENESS"]},
+        blocks,
+        late + waits + saves,
+        [stretch(begin_ns, end_ns) for begin_ns, end_ns in (between[::len(times)] if is_healthy else between)],
+    )
 
 
 def judge_recording(binary: Path, folder: Path, blocks: list[dict[str, Any]], title: str) -> list[tuple[str, str, bool]]:

@@ -25,11 +25,9 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import gzip
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -39,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from culprits import Endless, Model
-from recorder import ROOT, Recorder, interrupted, printed, start, stretch
+from recorder import ROOT, Recorder, interrupted, pack, printed, start, stretch, write_truth
 
 sys.path.insert(0, str(ROOT / "benches" / "gpu" / "record"))
 
@@ -408,32 +406,24 @@ def record(binary: Path, folder: Path, kind: str, options: argparse.Namespace) -
         job.kill()
         recorder.stop()
         if blocks:
-            keep(recorder, folder, kind, blocks, options)
+            keep(folder, kind, blocks, options)
 
 
-def keep(recorder: Recorder, folder: Path, kind: str, blocks: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Packs the recording, and writes what is true of it."""
-    write_truth(folder, kind, blocks, options)
-    with recorder.file.open("rb") as plain, gzip.open(folder / "recording.sqlite.gz", "wb", 9) as packed:
-        shutil.copyfileobj(plain, packed)
-    for name in ("recording.sqlite", "annotations.sock", "record.log"):
-        (folder / name).unlink(missing_ok=True)
-
-
-def write_truth(folder: Path, kind: str, blocks: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """The truth of a recording; nothing is judged between blocks."""
+def keep(folder: Path, kind: str, blocks: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Packs the recording, and writes what is true of it; nothing is judged between blocks."""
     begins = [block["begin_ns"] for block in blocks]
     ends = [block["end_ns"] for block in blocks]
     between = zip([None, *ends], [*begins, None], strict=True)
     how = "" if kind == "oom" else f", marks {'by hand' if options.marks == 'hand' else 'of watch'}"
-    truth = {
-        "about": f"one rank, {kind}{how} (tests/gpu/faults.py)",
-        "model": dict(zip(("width", "depth"), options.model, strict=True)),
-        "blocks": [{key: block[key] for key in ("kind", "begin_ns", "end_ns", "steps")} for block in blocks],
-        "findings": [one for block in blocks for one in block["truths"]],
-        "unjudged": [stretch(begin_ns, end_ns) for begin_ns, end_ns in between],
-    }
-    (folder / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
+    write_truth(
+        folder,
+        f"one rank, {kind}{how} (tests/gpu/faults.py)",
+        dict(zip(("width", "depth"), options.model, strict=True)),
+        blocks,
+        [one for block in blocks for one in block["truths"]],
+        [stretch(begin_ns, end_ns) for begin_ns, end_ns in between],
+    )
+    pack(folder)
 
 
 KINDS = ("flush", "stall", "growth", "oom")

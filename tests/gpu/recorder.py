@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -65,3 +67,25 @@ def stretch(begin_ns: int | None, end_ns: int | None) -> dict[str, int]:
     """A stretch of time as truth.json has it. One without a begin or an end is the recording's."""
     times = {"begin_unix_nano": begin_ns, "end_unix_nano": end_ns}
     return {key: at_ns for key, at_ns in times.items() if at_ns is not None}
+
+
+def write_truth(
+    folder: Path,
+    about: str,
+    model: dict[str, Any],
+    blocks: list[dict[str, Any]],
+    findings: list[dict[str, Any]],
+    unjudged: list[dict[str, int]],
+) -> None:
+    """Writes what is true of a recording beside it."""
+    kept = [{key: block[key] for key in ("kind", "begin_ns", "end_ns", "steps") if key in block} for block in blocks]
+    truth = {"about": about, "model": model, "blocks": kept, "findings": findings, "unjudged": unjudged}
+    (folder / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
+
+
+def pack(folder: Path) -> None:
+    """Compresses a recording that has ended, and removes what was beside it."""
+    with (folder / "recording.sqlite").open("rb") as plain, gzip.open(folder / "recording.sqlite.gz", "wb", 9) as packed:
+        shutil.copyfileobj(plain, packed)
+    for name in ("recording.sqlite", "annotations.sock", "annotations.sock.seqpacket", "record.log"):
+        (folder / name).unlink(missing_ok=True)

@@ -24,6 +24,8 @@ const HEALTHY: f64 = 1.5;
 /// The configured ratio is multiplied by this for whole steps. They also contain time that is not communication, so a slow
 /// collective lengthens them less.
 const STEP_FACTOR: f64 = 0.8;
+/// Where communication runs behind computation, full memory alone explains only steps that are longer by at least this part (1 / n).
+const LONGER_PART: i64 = 2;
 /// Number of consecutive slow steps, with no rank of the job thrashing, after which their times become the new baseline.
 const ADOPTED_AFTER: usize = 20;
 /// Full memory alone counts as the cause only after this long, because a flush may still be detected until then.
@@ -43,10 +45,18 @@ pub(super) struct CommStarvation {
 struct Baseline {
     /// Whether the times are of communication. Otherwise they are of whole steps.
     is_comm: bool,
-    healthy_ns: VecDeque<i64>,
+    healthy: VecDeque<Took>,
     /// The slow steps since the last healthy one.
-    slow_ns: VecDeque<i64>,
+    slow: VecDeque<Took>,
     last_ratio: Option<f64>,
+}
+
+/// How long a step took.
+#[derive(Debug, Clone, Copy)]
+struct Took {
+    /// Its communication, or the whole step where none is marked.
+    ns: i64,
+    step_ns: i64,
 }
 
 /// A rank in trouble, and the slow steps of one number that it explains: other ranks' or its own.
@@ -64,8 +74,13 @@ struct Slow {
     step: Option<u64>,
     from_ns: i64,
     to_ns: i64,
-    comm_ns: i64,
+    took: Took,
     baseline_ns: i64,
+    /// How much longer than usual it made the step.
+    delay_ns: i64,
+    /// How long steps usually take, if the communication ran behind computation.
+    usual_step_ns: Option<i64>,
+    /// The usual time and the delay, over the usual time.
     ratio: f64,
     is_comm: bool,
     seen_ns: i64,
@@ -113,53 +128,68 @@ impl Baseline {
         if comm_ns.is_some() != self.is_comm {
             *self = Self { is_comm: comm_ns.is_some(), ..Self::default() };
         }
-        let took_ns = comm_ns.unwrap_or_else(|| step.length_ns());
+        let step_ns = step.length_ns();
+        let took = Took { ns: comm_ns.unwrap_or(step_ns), step_ns };
         self.last_ratio = None;
-        let baseline_ns = median(self.healthy_ns.iter().copied());
-        let known = baseline_ns.filter(|_| self.healthy_ns.len() >= LEAST_BASELINE);
-        let Some((baseline_ns, ratio)) = known.and_then(|known_ns| Some((known_ns, ratio(took_ns, known_ns)?))) else {
+        let baseline_ns = self.usual(|took| took.ns).filter(|_| self.healthy.len() >= LEAST_BASELINE);
+        let Some((baseline_ns, times)) = baseline_ns.and_then(|usual_ns| Some((usual_ns, ratio(took.ns, usual_ns)?)))
+        else {
             if step.nth >= settings.warm_up_steps {
-                self.learn(took_ns);
+                self.learn(took);
             }
             return None;
         };
-        self.last_ratio = Some(ratio);
-        if ratio >= HEALTHY {
-            self.slow_ns.push_back(took_ns);
+        if times >= HEALTHY {
+            self.slow.push_back(took);
         } else {
-            self.slow_ns.clear();
+            self.slow.clear();
             if step.nth >= settings.warm_up_steps {
-                self.learn(took_ns);
+                self.learn(took);
             }
         }
+        // Communication behind computation can take longer and cost nothing: with FSDP the GPU that is ahead waits in a collective
+        // whose result it does not need yet. Then only the time by which the step is longer counts.
         let most = settings.comm_slowdown * if self.is_comm { 1.0 } else { STEP_FACTOR };
-        (ratio >= most && took_ns - baseline_ns >= settings.comm_excess_ns).then(|| Slow {
+        let is_behind = times >= most.min(HEALTHY) && step.overlaps(&settings.comm_phases);
+        let usual_step_ns = if is_behind { self.usual(|took| took.step_ns) } else { None };
+        let longer_ns = usual_step_ns.map_or(i64::MAX, |usual_ns| (took.step_ns - usual_ns).max(0));
+        let delay_ns = longer_ns.min(took.ns - baseline_ns);
+        let ratio = ratio(baseline_ns + delay_ns, baseline_ns)?;
+        self.last_ratio = Some(ratio);
+        (ratio >= most && delay_ns >= settings.comm_excess_ns).then(|| Slow {
             key: step.key.clone(),
             step: step.number,
             from_ns: step.begin_ns,
             to_ns: step.end_ns,
-            comm_ns: took_ns,
+            took,
             baseline_ns,
+            delay_ns,
+            usual_step_ns,
             ratio,
             is_comm: self.is_comm,
             seen_ns: view.now_ns,
         })
     }
 
+    /// The median of the healthy steps.
+    fn usual(&self, time: fn(&Took) -> i64) -> Option<i64> {
+        median(self.healthy.iter().map(time))
+    }
+
     /// Makes the times of [`ADOPTED_AFTER`] slow steps in a row the new baseline, unless a rank of the job thrashed meanwhile:
     /// the job then runs with other parameters, such as longer sequences.
     fn adopt(&mut self, has_thrashed: bool) {
         if has_thrashed {
-            self.slow_ns.clear();
-        } else if self.slow_ns.len() >= ADOPTED_AFTER {
-            self.healthy_ns = std::mem::take(&mut self.slow_ns);
+            self.slow.clear();
+        } else if self.slow.len() >= ADOPTED_AFTER {
+            self.healthy = std::mem::take(&mut self.slow);
         }
     }
 
-    fn learn(&mut self, took_ns: i64) {
-        self.healthy_ns.push_back(took_ns);
-        if self.healthy_ns.len() > MOST_BASELINE {
-            self.healthy_ns.pop_front();
+    fn learn(&mut self, took: Took) {
+        self.healthy.push_back(took);
+        if self.healthy.len() > MOST_BASELINE {
+            self.healthy.pop_front();
         }
     }
 }
@@ -177,13 +207,15 @@ impl Slow {
         let rank_of = |trouble: &&Trouble| (trouble.key.1 == self.key.1, trouble.kind != FindingKind::AllocatorThrash);
         let found = troubles.iter().filter(meets).min_by_key(rank_of)?;
         // A rank that flushes has slow steps of its own: allocator_thrash reports them.
-        (self.is_comm || found.key.1 != self.key.1).then_some(found)
+        let is_own = !self.is_comm && found.key.1 == self.key.1;
+        let is_little = self.usual_step_ns.is_some_and(|usual_ns| self.delay_ns < usual_ns / LONGER_PART);
+        (!is_own && (found.kind == FindingKind::AllocatorThrash || !is_little)).then_some(found)
     }
 
     fn evidence(&self, waiting: &[u32]) -> Vec<Evidence> {
         vec![
             Evidence { name: "slowdown_ratio", value: self.ratio },
-            Evidence { name: "took_seconds", value: seconds(self.comm_ns) },
+            Evidence { name: "took_seconds", value: seconds(self.took.ns) },
             Evidence { name: "baseline_seconds", value: seconds(self.baseline_ns) },
             Evidence { name: "waiting_count", value: number(waiting.len() as u64) },
         ]
@@ -224,14 +256,14 @@ impl Shortage {
         Some(sign)
     }
 
-    /// The time that ranks spent in communication beyond their baselines. What a rank that flushes lost itself is reported by
+    /// The time by which communication beyond the baselines made steps longer. What a rank that flushes lost itself is reported by
     /// `allocator_thrash`.
     fn lost_ns(&self, troubles: &[Trouble]) -> i64 {
         let has_flushed = |slow: &Slow| {
             let flushes = troubles.iter().filter(|trouble| trouble.kind == FindingKind::AllocatorThrash);
             flushes.filter(|flush| flush.key == slow.key).any(|flush| flush.meets(slow.from_ns, slow.to_ns))
         };
-        self.slow.iter().filter(|slow| !has_flushed(slow)).map(|slow| slow.comm_ns - slow.baseline_ns).sum()
+        self.slow.iter().filter(|slow| !has_flushed(slow)).map(|slow| slow.delay_ns).sum()
     }
 
     fn text(&self, slowest: &Slow, waiting: &[u32]) -> Text {
@@ -241,7 +273,15 @@ impl Shortage {
             _ => "had almost no memory free",
         };
         let baseline = HumanDuration(slowest.baseline_ns);
-        let took = format!("{}, {:.1} times the baseline", HumanDuration(slowest.comm_ns), slowest.ratio);
+        let took = match slowest.usual_step_ns {
+            None => format!("{}, {:.1} times the baseline", HumanDuration(slowest.took.ns), slowest.ratio),
+            Some(usual_ns) => format!(
+                "{} of a step of {}, which usually takes {}",
+                HumanDuration(slowest.took.ns),
+                HumanDuration(slowest.took.step_ns),
+                HumanDuration(usual_ns)
+            ),
+        };
         let meanwhile = match (waiting, slowest.is_comm) {
             ([], _) => format!("and its communication took {took}"),
             (_, true) => format!("while {} waited in communication for {took}", ranks(waiting)),
@@ -495,6 +535,38 @@ mod tests {
         let marked = (0..8).map(|nth| whole(nth, 100)).chain((8..14).map(|nth| comm(nth, 20)));
         assert_eq!(ratio_after(marked.clone().take(13)), None);
         assert_eq!(ratio_after(marked), Some(1.0));
+    }
+
+    #[test]
+    fn communication_behind_computation_counts_by_how_much_the_step_is_longer() {
+        // A step of `step_ms` ms of forward, with communication inside it.
+        let behind = |nth, step_ms, comm_ms| {
+            let step = Hand::step(0, nth, at(nth), &[("forward", step_ms)]);
+            let mut comm = step.phases[0].clone();
+            (comm.name, comm.end_ns) = ("comm".into(), comm.begin_ns + comm_ms * MILLISECOND_NS);
+            Step { phases: [step.phases, vec![comm]].concat(), ..step }
+        };
+        let after = |step: Step, kind| {
+            let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+            (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![behind(nth, 100, 10)]), []));
+            hand.troubles = vec![Trouble { kind, ..in_trouble(&step) }];
+            let mut signs = hand.steps_end(&mut detector, vec![step]);
+            hand.now_ns += SETTLE_NS;
+            signs.extend(hand.look(&mut detector).0);
+            (signs.pop(), Hand::ratios(&detector, 0).comm_slowdown)
+        };
+        let flush = |step_ms| after(behind(8, step_ms, 90), FindingKind::AllocatorThrash);
+        assert_eq!((flush(100), flush(90)), ((None, Some(1.0)), (None, Some(1.0))), "it cost nothing");
+        assert_eq!(flush(119), (None, Some(2.9)));
+        let sign = flush(120).0.expect("20 ms longer");
+        assert_eq!(sign.lost_ns, Some(20 * MILLISECOND_NS));
+        assert_eq!(
+            sign.text.what,
+            "Rank 1 of j flushed its allocator's cache in step 8, while rank 0 waited in communication for 90 ms of a step of \
+             120 ms, which usually takes 100 ms."
+        );
+        let full = |step_ms| after(behind(8, step_ms, 90), FindingKind::LowHeadroom).0.is_some();
+        assert_eq!((full(149), full(150)), (false, true), "full memory alone explains less");
     }
 
     #[test]

@@ -50,8 +50,6 @@ const ENOUGH: u32 = 5;
 const EVEN_WEIGHT: u32 = 3;
 /// A run of blocks in which a rank is late goes on over blocks that show nothing for this long.
 const UNCLEAR_NS: i64 = 5 * SECOND_NS;
-/// Steps are even if the longest but one takes at most this many times as long as the shortest.
-const EVEN: f64 = 1.3;
 
 /// Looks for ranks that are late behind barriers.
 #[derive(Debug, Default)]
@@ -111,7 +109,7 @@ impl Late {
         if !are_comparable(view, group) {
             // What the GPUs did in it does not belong to the block.
             if let Some(block) = self.jobs.get_mut(&job) {
-                block.lengths_ns.clear();
+                block.spans_ns.clear();
             }
             forget(&mut self.ranks, group, |known| known.by_device = None);
             return false;
@@ -167,11 +165,12 @@ impl Late {
     /// The one rank that enough blocks of steps in a row show to be late by what the GPUs did.
     fn judge_device<'a>(&mut self, view: &View<'_>, group: &'a Group<'_>, job: &JobId) -> Option<Found<'a>> {
         let (begin_ns, end_ns) = self.add(group, job)?;
-        let means: Option<Vec<Mean>> =
-            group.members.iter().map(|member| self.readings.mean_of(view, member, (begin_ns, end_ns))).collect();
         let block = self.jobs.get_mut(job)?;
-        let weight = if is_even(&mut block.lengths_ns) { EVEN_WEIGHT } else { 1 };
-        block.lengths_ns.clear();
+        let rare = block.take_rare();
+        let mean_of = |member: &Member<'_>| self.readings.mean_of(view, member, (begin_ns, end_ns), &rare);
+        let means: Option<Vec<Mean>> = group.members.iter().map(mean_of).collect();
+        let weight = if block.is_even() { EVEN_WEIGHT } else { 1 };
+        block.spans_ns.clear();
         let late = match means.map_or(Verdict::Unclear, |means| device::judge(view, group, &means, block)) {
             Verdict::Late(found) => Some(found),
             Verdict::Even => {
@@ -216,7 +215,7 @@ impl Late {
         let begin_ns = group.members.iter().map(|member| member.step.begin_ns).min()?;
         let end_ns = group.members.iter().map(|member| member.step.end_ns).max()?;
         let block = self.jobs.entry(job.clone()).or_default();
-        let is_first = block.lengths_ns.is_empty();
+        let is_first = block.spans_ns.is_empty();
         for member in &group.members {
             // The marks were judged before, so that each rank is known.
             let Some(known) = self.ranks.get_mut(&member.step.key) else { continue };
@@ -226,11 +225,10 @@ impl Late {
         if is_first {
             (block.begin_ns, block.first) = (begin_ns, group.step().and_then(|step| step.number));
         }
-        block.lengths_ns.push(end_ns - begin_ns);
-        block.steps = block.lengths_ns.len();
-        block.step_ns = (end_ns - block.begin_ns) / i64::try_from(block.steps).unwrap_or(i64::MAX);
-        let is_long = block.steps >= BLOCK_STEPS && end_ns - block.begin_ns >= BLOCK_NS;
-        (is_long || block.steps >= MOST_STEPS).then_some((block.begin_ns, end_ns))
+        block.spans_ns.push((begin_ns, end_ns));
+        let steps = block.spans_ns.len();
+        let is_long = steps >= BLOCK_STEPS && end_ns - block.begin_ns >= BLOCK_NS;
+        (is_long || steps >= MOST_STEPS).then_some((block.begin_ns, end_ns))
     }
 }
 
@@ -241,13 +239,6 @@ fn forget(ranks: &mut BTreeMap<RankKey, Known>, group: &Group<'_>, mut what: imp
             what(known);
         }
     }
-}
-
-/// Whether steps of these lengths are about as long.
-fn is_even(lengths_ns: &mut [i64]) -> bool {
-    lengths_ns.sort_unstable();
-    let (shortest, longest) = (lengths_ns.first(), lengths_ns.iter().nth_back(1));
-    shortest.zip(longest).and_then(|(shortest, longest)| ratio(*longest, *shortest)).is_some_and(|ratio| ratio <= EVEN)
 }
 
 /// Whether all ranks of a step do the same on other data, the work of none is known by its marks, and none does anything beside

@@ -87,6 +87,14 @@ impl Step {
         Some(phases.map(|phase| phase.end_ns - phase.begin_ns).sum())
     }
 
+    /// Whether some of the phases of these names ran while others were open.
+    pub fn overlaps(&self, names: &[String]) -> bool {
+        let (named, others): (Vec<&Phase>, Vec<&Phase>) =
+            self.phases.iter().partition(|phase| is_one_of(&phase.name, names));
+        let meets = |one: &Phase| others.iter().any(|other| other.begin_ns < one.end_ns && one.begin_ns < other.end_ns);
+        named.into_iter().any(meets)
+    }
+
     /// The phase that was open at a moment, the innermost.
     pub fn phase_at(&self, at_ns: i64) -> Option<&Phase> {
         let open = self.phases.iter().filter(|phase| phase.begin_ns <= at_ns && at_ns <= phase.end_ns);

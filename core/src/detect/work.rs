@@ -29,6 +29,8 @@ pub(super) struct Work {
     pub rounds: u64,
     /// Time in communication, nanoseconds.
     pub comm_ns: i64,
+    /// The part of it outside of evaluations and the like.
+    training_comm_ns: i64,
     /// The part of it that lies in phases of work, and of that, the part outside of the phase that has most of it.
     beside_ns: i64,
     spread_ns: i64,
@@ -60,6 +62,7 @@ impl Work {
         };
         let comm = union(step.phases.iter().filter(is_comm));
         let others = union(step.phases.iter().filter(is_other));
+        let refills = union(step.phases.iter().filter(|phase| is_one_of(&phase.name, &settings.refill_phases)));
         let mut phases: Vec<&Phase> = step.phases.iter().filter(|phase| !is_other(phase)).collect();
         phases.sort_by_key(|phase| phase.begin_ns);
         let first = phases.first().filter(|_| !comm.is_empty())?;
@@ -84,6 +87,7 @@ impl Work {
             once_ns,
             rounds: counts.values().copied().max().unwrap_or(1),
             comm_ns: length(&comm),
+            training_comm_ns: length(&comm) - length(&common(&comm, &refills)),
             beside_ns,
             spread_ns: (beside_ns - most_ns).max(0),
             idle_ns: step.length_ns() - total_ns,
@@ -96,11 +100,11 @@ impl Work {
 }
 
 impl Work {
-    /// Whether what the ranks of one step did is known: at most half of their communication lies in phases of work. Where more does,
-    /// collectives run beside the work, or the marks do not show whether they do.
+    /// Whether what the ranks of one step did is known: at most half of their communication in training lies in phases of work. Where
+    /// more does, collectives run beside the work, or the marks do not show whether they do.
     pub fn is_known<'a>(ranks: impl Iterator<Item = &'a Self>) -> bool {
         let (comm_ns, beside_ns) =
-            ranks.fold((0, 0), |(comm_ns, beside_ns), one| (comm_ns + one.comm_ns, beside_ns + one.beside_ns));
+            ranks.fold((0, 0), |(comm_ns, beside_ns), one| (comm_ns + one.training_comm_ns, beside_ns + one.beside_ns));
         2 * beside_ns <= comm_ns
     }
 
@@ -232,6 +236,16 @@ mod tests {
             (65, true, false)
         );
         assert!(Work::is_in_one_phase([of(39)].iter()), "in backward alone");
+        // An evaluation's communication says nothing of it.
+        let evaluated = |name: &'static str| {
+            let mut step = Hand::step(0, 5, 0, &[(name, 90), ("backward", 100), ("optimizer", 5)]);
+            for begin_ms in [10, 100] {
+                let (begin_ns, end_ns) = (begin_ms * MILLISECOND_NS, (begin_ms + 60) * MILLISECOND_NS);
+                step.phases.push(Phase { name: "comm".into(), begin_ns, end_ns, retries: [None; 2] });
+            }
+            Work::is_known([Work::of(&step, &Settings::default()).expect("marked")].iter())
+        };
+        assert_eq!([evaluated("eval"), evaluated("data")], [false, true]);
         // The ranks of a step are judged together, or not at all.
         assert!(Work::is_known([of(30), of(50)].iter()) && !Work::is_known([of(30), of(49)].iter()));
     }

@@ -6,7 +6,7 @@
 
 use super::block::LateBlock;
 use super::lag::{Found, SLOWDOWN};
-use crate::clock::SECOND_NS;
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::detect::finding::{Certainty, Evidence, LagCause};
 use crate::detect::peers::{Group, Member};
 use crate::detect::view::{View, median, ratio};
@@ -17,6 +17,8 @@ use std::collections::VecDeque;
 const KEPT_NS: i64 = 60 * SECOND_NS;
 /// Readings of a GPU in a block that are needed at least.
 const FEWEST_READINGS: usize = 4;
+/// How far before it what a reading says may have begun.
+const WINDOW_NS: i64 = 250 * MILLISECOND_NS;
 /// A late host must make steps take at least this many times as long as they would without the lag. It is more than
 /// [`SLOWDOWN`], because where no host keeps up with its GPU, as under FSDP2, one GPU is less busy by chance.
 const HOST_SLOWDOWN: f64 = 1.15;
@@ -68,13 +70,23 @@ impl Readings {
         self.0.get(gpu).is_some_and(|readings| !readings.is_empty())
     }
 
-    /// What the GPU of a rank did on average; `None` if it has several, or too few readings.
-    pub fn mean_of(&self, view: &View<'_>, member: &Member<'_>, (begin_ns, end_ns): (i64, i64)) -> Option<Mean> {
+    /// What the GPU of a rank did on average between two moments, but for some stretches; `None` if it has several, or too few
+    /// readings.
+    pub fn mean_of(
+        &self,
+        view: &View<'_>,
+        member: &Member<'_>,
+        (begin_ns, end_ns): (i64, i64),
+        without: &[(i64, i64)],
+    ) -> Option<Mean> {
         let [gpu] = member.step.gpus[..] else { return None };
         if view.rank_on(gpu).is_none_or(|rank| rank.key != member.step.key) {
             return None;
         }
-        let readings = self.0.get(gpu)?.iter().filter(|reading| (begin_ns..=end_ns).contains(&reading.at_ns));
+        let is_without =
+            |at_ns: i64| without.iter().any(|(from_ns, to_ns)| (*from_ns..=*to_ns + WINDOW_NS).contains(&at_ns));
+        let is_meant = |at_ns: i64| (begin_ns..=end_ns).contains(&at_ns) && !is_without(at_ns);
+        let readings = self.0.get(gpu)?.iter().filter(|reading| is_meant(reading.at_ns));
         let (mut sum, mut count, mut throttled) = (Mean::default(), 0, 0);
         for reading in readings {
             (sum.tensor, sum.busy) = (sum.tensor + reading.tensor, sum.busy + reading.busy);

@@ -242,6 +242,24 @@ fn steps_that_differ_in_length_need_more_blocks() {
     assert_eq!(first, Some(52), "five blocks after the warm-up");
 }
 
+/// As a checkpoint every ten steps that nothing marks.
+#[test]
+fn a_host_that_stops_in_few_steps_is_not_late_in_each() {
+    let named = |busy: f64, stops: fn(u64) -> bool| {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
+        let mut signs = Vec::new();
+        for nth in 0..80 {
+            let (step_ms, own) = if stops(nth) { (700, 0.0) } else { (130, busy) };
+            let of = |_| vec![(EQUAL, 0.03, 0.95), (EQUAL, 0.03, own)];
+            signs.extend(run_of(step_ms, &mut hand, &mut detector, nth..nth + 1, of));
+        }
+        ranks(&signs)
+    };
+    assert_eq!(named(0.95, |nth| nth % 10 == 5), Vec::<u32>::new());
+    assert_eq!(named(0.6, |nth| nth % 10 == 5), [1], "late in the others too");
+    assert_eq!(named(0.95, |nth| nth % 3 == 1), [1], "one in three is not rare");
+}
+
 #[test]
 fn the_median_of_the_others_leaves_one_value_out() {
     let of = |sorted: &[i64], own| median_of_others(sorted, own);
