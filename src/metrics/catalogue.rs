@@ -70,13 +70,13 @@ metrics! {
     GPU_MEMORY_BUSY = Gauge "highwater_gpu_memory_busy_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which device memory was read or written. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
     GPU_SM_ACTIVE = Gauge "highwater_gpu_sm_active_ratio" ["gpu", "uuid"]
-        "Share of the multiprocessors, over time, with at least one warp: DCGM's PROF_SM_ACTIVE. From GPM, over 200 ms. Absent before Hopper.";
+        "Share of the multiprocessors, over time, with at least one warp: DCGM's PROF_SM_ACTIVE. From GPM, over 500 ms. Absent before Hopper.";
     GPU_SM_OCCUPANCY = Gauge "highwater_gpu_sm_occupancy_ratio" ["gpu", "uuid"]
-        "Warps on the multiprocessors, as a share of the most that they can hold: DCGM's PROF_SM_OCCUPANCY. From GPM, over 200 ms. Absent before Hopper.";
+        "Warps on the multiprocessors, as a share of the most that they can hold: DCGM's PROF_SM_OCCUPANCY. From GPM, over 500 ms. Absent before Hopper.";
     GPU_TENSOR_ACTIVE = Gauge "highwater_gpu_tensor_active_ratio" ["gpu", "uuid"]
-        "Share of the cycles in which any tensor core worked: DCGM's PROF_PIPE_TENSOR_ACTIVE. From GPM, over 200 ms. Absent before Hopper.";
+        "Share of the cycles in which any tensor core worked: DCGM's PROF_PIPE_TENSOR_ACTIVE. From GPM, over 500 ms. Absent before Hopper.";
     GPU_DRAM_ACTIVE = Gauge "highwater_gpu_dram_active_ratio" ["gpu", "uuid"]
-        "Share of the memory's bandwidth that was used: DCGM's PROF_DRAM_ACTIVE. From GPM, over 200 ms. Absent before Hopper.";
+        "Share of the memory's bandwidth that was used: DCGM's PROF_DRAM_ACTIVE. From GPM, over 500 ms. Absent before Hopper.";
     GPU_POWER = Gauge "highwater_gpu_power_watts" ["gpu", "uuid"]
         "Power draw. From NVML every 100 ms: the instant value, or the mean of 1 s if the driver has no other.";
     GPU_POWER_LIMIT = Gauge "highwater_gpu_power_limit_watts" ["gpu", "uuid"]
@@ -180,7 +180,7 @@ metrics! {
     PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
         "Time inside phases of this name in which no kernel ran, the mean of several GPUs. From the driver's utilization, whose window is 1/6 to 1 s, so it is an estimate for shorter phases.";
     PHASE_SM_ACTIVE = Counter "highwater_phase_sm_active_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
-        "Time of multiprocessors with a warp inside phases of this name: highwater_gpu_sm_active_ratio times time, the mean of several GPUs. Of phases of 1 s or longer alone, because the readings are means of 200 ms.";
+        "Time of multiprocessors with a warp inside phases of this name: highwater_gpu_sm_active_ratio times time, the mean of several GPUs. Of phases of 2 s or longer alone, because the readings are means of 500 ms.";
     PHASE_TENSOR_ACTIVE = Counter "highwater_phase_tensor_active_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
         "The same of tensor cores: highwater_gpu_tensor_active_ratio times time.";
     PHASE_DRAM_ACTIVE = Counter "highwater_phase_dram_active_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]

@@ -15,7 +15,7 @@ const KEEP_NS: i64 = 1_000_000_000;
 /// The span over which utilization is taken: that of NVML's own counter on an H200.
 const UTILIZATION_SPAN_NS: i64 = 100_000_000;
 /// The span over which activity is taken, as the NVML source does.
-const ACTIVITY_SPAN_NS: i64 = 200_000_000;
+const ACTIVITY_SPAN_NS: i64 = 500_000_000;
 
 /// Generates one device's readings.
 #[derive(Debug)]

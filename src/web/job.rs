@@ -88,7 +88,7 @@ struct PhaseAnswer {
     growth_bytes: Option<i64>,
     energy_joules: Option<f64>,
     gpu_idle_seconds: Option<f64>,
-    /// Of those of 1 s or longer alone, as the next two.
+    /// Of those of 2 s or longer alone, as the next two.
     sm_active_seconds: Option<f64>,
     tensor_active_seconds: Option<f64>,
     dram_active_seconds: Option<f64>,

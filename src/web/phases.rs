@@ -146,7 +146,7 @@ struct OnGpu<'a> {
     gap_ns: i64,
     energy_joules: Option<f64>,
     gpu_idle_seconds: Option<f64>,
-    /// `null` if it took less than 1 s, as the next two: the readings are means of 200 ms.
+    /// `null` if it took less than 2 s, as the next two: the readings are means of 500 ms.
     sm_active_seconds: Option<f32>,
     tensor_active_seconds: Option<f32>,
     dram_active_seconds: Option<f32>,

@@ -167,16 +167,16 @@ fn activity_is_of_the_time_between_two_samples_and_an_idle_gpu_costs_none() {
         tensor_active_ratio: Some(0.07),
         dram_active_ratio: Some(0.1),
     };
-    assert_eq!([0, 100, 200, 300].map(|ms| at(0, ms)), [Activity::default(), Activity::default(), whole, whole]);
-    assert_eq!(node.control.calls("nvmlGpmSampleGet"), 2, "every other turn");
+    assert_eq!([0, 400, 500, 900].map(|ms| at(0, ms)), [Activity::default(), Activity::default(), whole, whole]);
+    assert_eq!(node.control.calls("nvmlGpmSampleGet"), 2, "every fifth turn");
     assert_eq!(at(0, 5_000), Activity::default(), "a pause begins another stretch");
-    assert_eq!(at(0, 5_200), whole);
-    assert_eq!([0, 200, 400].map(|ms| at(1, ms)), [Activity::default(), Activity::NONE, Activity::NONE], "it has GPM");
+    assert_eq!(at(0, 5_500), whole);
+    assert_eq!([0, 500, 900].map(|ms| at(1, ms)), [Activity::default(), Activity::NONE, Activity::NONE], "it has GPM");
     node.control.set(&json!({"gpus": [{"utilization": 0, "gpm": gpm}, {}, {"utilization": 50}]}));
     let before = node.control.calls("nvmlGpmSampleGet");
-    assert_eq!([5_400, 5_600].map(|ms| at(0, ms)), [Activity::NONE; 2]);
+    assert_eq!([6_000, 6_500].map(|ms| at(0, ms)), [Activity::NONE; 2]);
     assert_eq!(node.control.calls("nvmlGpmSampleGet"), before);
-    assert_eq!([0, 200, 400].map(|ms| at(2, ms)), [Activity::default(); 3]);
+    assert_eq!([0, 500, 900].map(|ms| at(2, ms)), [Activity::default(); 3]);
     assert_eq!(node.control.calls("nvmlGpmQueryDeviceSupport"), 3, "each GPU once");
 }
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 /// Readings from one total that is kept to the next.
 const EVERY: usize = 64;
 
-/// How long a GPU's units worked in an interval, seconds: means of 200 ms, times time. An interval that is not much longer
+/// How long a GPU's units worked in an interval, seconds: means of 500 ms, times time. An interval that is not much longer
 /// than that has the mean of what is around it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ActiveSeconds {

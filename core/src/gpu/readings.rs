@@ -17,7 +17,7 @@ pub struct Medium {
     pub memory_clock_hertz: Option<f64>,
     /// Bits of [`THROTTLE_REASONS`].
     pub throttle_reasons: Option<u64>,
-    /// What its multiprocessors did over the last 200 ms and more.
+    /// What its multiprocessors did over the last 500 ms and more.
     pub activity: Activity,
 }
 

@@ -8,8 +8,8 @@ use crate::ring;
 use std::sync::Arc;
 
 /// Steps and phases of this length or longer have their own share of what the GPU's units did. The readings are means of
-/// 200 ms: a shorter one has the mean of what is around it.
-pub(super) const LEAST_ACTIVE_NS: i64 = SECOND_NS;
+/// 500 ms: a shorter one has the mean of what is around it.
+pub(super) const LEAST_ACTIVE_NS: i64 = 2 * SECOND_NS;
 
 /// What memory did on one GPU during one step, phase or layer. Sizes are bytes, times nanoseconds; `None` where nothing
 /// is known.

@@ -365,7 +365,7 @@ mod tests {
         stats.record(0, LEAST_ACTIVE_NS, &[on(0, Some(5.0)), on(1, Some(1.0)), on(2, None)]);
         assert_eq!((stats.energy_joules, stats.gpu_time.idle_seconds), (Some(300.0), Some(3.0)));
         let observed = (stats.gpu_time.idle_observed_seconds, stats.gpu_time.active_observed_seconds);
-        assert_eq!(observed, (Some(1.0), Some(1.0)));
+        assert_eq!(observed, (Some(2.0), Some(2.0)));
         let (tensor, dram) = (stats.gpu_time.tensor_active_seconds, stats.gpu_time.dram_active_seconds);
         assert_eq!((tensor, dram), (Some(0.5), None));
         // A shorter one has the mean of what is around it, and does not count.
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!((stats.energy_joules, stats.gpu_time.idle_seconds), (Some(400.0), Some(3.0)));
         assert_eq!(stats.gpu_time.tensor_active_seconds, Some(0.5));
         let observed = (stats.gpu_time.idle_observed_seconds, stats.gpu_time.active_observed_seconds);
-        assert_eq!(observed, (Some(1.0), Some(1.0)), "nothing of the second one was known");
+        assert_eq!(observed, (Some(2.0), Some(2.0)), "nothing of the second one was known");
     }
 
     #[test]

@@ -91,7 +91,7 @@ const AFTER_MANY_STEPS: [&str; 5] = [
 const UNKNOWN_AFTER_A_STALL: [&str; 2] =
     ["highwater_job_memory_outside_allocator_bytes", "highwater_phase_memory_growth_bytes"];
 
-/// For refused senders, a web configuration file, a job with coordinates, and phases of 1 s or longer. This test has none of them;
+/// For refused senders, a web configuration file, a job with coordinates, and phases of 2 s or longer. This test has none of them;
 /// `otlp::agreement` covers them.
 const NOT_HERE: [&str; 6] = [
     "highwater_annotations_refused_total",
