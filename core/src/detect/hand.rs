@@ -120,6 +120,7 @@ impl Hand {
             peak_bytes,
             rise_bytes,
             idle_ns,
+            outside_bytes: None,
             retries,
             collected_ns,
             is_whole,

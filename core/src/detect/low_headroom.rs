@@ -4,8 +4,9 @@
 //! for each further one. It fails if it does not get them. A GPU is reported if its free memory was below `headroom_bytes` for
 //! at least `headroom_ns` of the last second.
 
+use super::beside::{Beside, Excess, Holder};
 use super::detector::{Detector, Looked, Trouble};
-use super::finding::{Certainty, FindingKind, Severity, Sign, Text};
+use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Text};
 use super::view::{Since, View, bytes, human};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
@@ -16,6 +17,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct LowHeadroom {
     full: Since,
+    beside: Beside,
     looked: Looked,
 }
 
@@ -25,6 +27,7 @@ impl Detector for LowHeadroom {
             let is_usable_known = |gpu: &usize| view.gpus.get(*gpu).and_then(GpuState::usable_bytes).is_some();
             self.looked.note(step.peak_bytes.is_some() && step.gpus.iter().all(is_usable_known));
         }
+        self.beside.read(view);
         for gpu in 0..view.gpus.len() {
             let found = full(view, gpu);
             let since_ns =
@@ -33,7 +36,8 @@ impl Detector for LowHeadroom {
             if let Some(rank) = view.rank_on(gpu) {
                 troubles.push(Trouble { kind: FindingKind::LowHeadroom, key: rank.key.clone(), from_ns, to_ns });
             }
-            signs.push(Sign { begin_ns, ..sign(view, gpu, free_bytes) });
+            let excess = self.beside.excess(view, gpu, free_bytes);
+            signs.push(Sign { begin_ns, ..sign(view, gpu, free_bytes, excess) });
         }
     }
 
@@ -79,7 +83,7 @@ fn full(view: &View<'_>, gpu: usize) -> Option<Full> {
     Some(Full { from_ns, to_ns, onset_ns, free_bytes })
 }
 
-fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
+fn sign(view: &View<'_>, gpu: usize, free_bytes: u64, excess: Option<Excess>) -> Sign {
     let settings = view.settings;
     let is_critical = free_bytes < settings.critical_headroom_bytes;
     let needed_bytes = if is_critical { settings.critical_headroom_bytes } else { settings.headroom_bytes };
@@ -95,19 +99,58 @@ fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
         lag_cause: None,
         waiting_ranks: Vec::new(),
         lost_ns: None,
-        evidence: vec![bytes("least_free_bytes", free_bytes), bytes("needed_bytes", needed_bytes)],
+        evidence: [bytes("least_free_bytes", free_bytes), bytes("needed_bytes", needed_bytes)]
+            .into_iter()
+            .chain(excess.iter().flat_map(|excess| evidence(*excess)))
+            .collect(),
         text: Text {
-            what: format!("{} had only {} free.", view.gpu_name(gpu), human(free_bytes)),
+            what: format!("{} had only {} free{}.", view.gpu_name(gpu), human(free_bytes), cause(view, gpu, excess)),
             why: format!(
                 "NCCL allocates outside the framework's pool and needs {} for {}; below that it fails.",
                 human(needed_bytes),
                 if is_critical { "a new communicator" } else { "a process's first communicator" },
             ),
-            advice: "Use a smaller batch or sequence, recompute activations, or keep part of the memory from the \
+            advice: match excess.map(|excess| excess.holder) {
+                Some(Holder::Outside) => {
+                    "Find what in this process allocates beside the framework's allocator now and did not before: another \
+                     framework or library, communicators, CUDA graphs, a profiler. A smaller batch would only make room for it."
+                }
+                Some(Holder::Others) => {
+                    "End the other processes on this GPU, or move them: the job itself holds no more than usual."
+                }
+                None => {
+                    "Use a smaller batch or sequence, recompute activations, or keep part of the memory from the \
                      framework (torch.cuda.set_per_process_memory_fraction); create communicators before memory fills."
-                .to_owned(),
+                }
+            }
+            .to_owned(),
         },
     }
+}
+
+/// What is more than usual, as the end of a sentence.
+fn cause(view: &View<'_>, gpu: usize, excess: Option<Excess>) -> String {
+    let (Some(Excess { holder, bytes, usual_bytes }), Some(rank)) = (excess, view.rank_on(gpu)) else {
+        return String::new();
+    };
+    let (job, rank) = &rank.key;
+    let usual = if usual_bytes == 0 { "none".to_owned() } else { human(usual_bytes).to_string() };
+    match holder {
+        Holder::Outside => {
+            format!(": {} lie outside the allocator of rank {rank} of {job}, usually {usual}", human(bytes))
+        }
+        Holder::Others => {
+            format!(": processes other than that of rank {rank} of {job} hold {}, usually {usual}", human(bytes))
+        }
+    }
+}
+
+fn evidence(excess: Excess) -> [Evidence; 2] {
+    let [now, usual] = match excess.holder {
+        Holder::Outside => ["outside_allocator_bytes", "usual_outside_allocator_bytes"],
+        Holder::Others => ["other_processes_bytes", "usual_other_processes_bytes"],
+    };
+    [bytes(now, excess.bytes), bytes(usual, excess.usual_bytes)]
 }
 
 #[cfg(test)]
@@ -150,6 +193,51 @@ mod tests {
         assert_eq!((first.subject.gpu, first.subject.rank), (Some(0), Some(0)));
         assert_eq!(first.evidence, [bytes("least_free_bytes", 900 << 20), bytes("needed_bytes", GIB)]);
         assert_eq!(last.evidence, [bytes("least_free_bytes", 100 << 20), bytes("needed_bytes", GIB / 2)]);
+    }
+
+    /// Steps of a rank whose process holds 3 GiB outside its allocator and others none, until 21 GiB more are held by one of them.
+    #[test]
+    fn what_holds_more_than_usual_is_named_and_what_to_do_about_it() {
+        let last = |outside_gib: u64, others_gib: u64, before: u64| {
+            let (mut hand, mut detector) = (Hand::new(1), LowHeadroom::default());
+            hand.ranks.push(super::super::view::RankNow { pid: Some(7), ..Hand::rank_on(0) });
+            let mut signs = Vec::new();
+            for nth in 0..=before {
+                let is_full = nth == before;
+                let (outside, others) = if is_full { (outside_gib, others_gib) } else { (3, 0) };
+                let used_bytes = if is_full { 140 * GIB - (200 << 20) } else { 118 * GIB };
+                let of = |pid, gib: u64| crate::gpu::Process { pid, used_bytes: Some(gib * GIB) };
+                let beside = (others > 0).then(|| of(9, others));
+                hand.gpus[0].set_processes(hand.now_ns, Some([of(7, 110)].into_iter().chain(beside).collect()));
+                (0..1_100).for_each(|_| {
+                    hand.now_ns += MILLISECOND_NS;
+                    hand.uses(0, used_bytes);
+                });
+                let step = Hand::step(0, nth, hand.now_ns - 100 * MILLISECOND_NS, &[("forward", 90)]);
+                let step = super::super::steps::Step {
+                    peak_bytes: Some(used_bytes),
+                    outside_bytes: Some(outside * GIB),
+                    ..step
+                };
+                signs.extend(hand.steps_end(&mut detector, vec![step]));
+            }
+            signs.pop().expect("it is full")
+        };
+        let outside = last(24, 0, 100);
+        assert_eq!(
+            outside.text.what,
+            "GPU 0 had only 200 MiB free: 24.0 GiB lie outside the allocator of rank 0 of j, usually 3.0 GiB."
+        );
+        assert!(outside.text.advice.starts_with("Find what in this process"), "{}", outside.text.advice);
+        let expected = [bytes("outside_allocator_bytes", 24 * GIB), bytes("usual_outside_allocator_bytes", 3 * GIB)];
+        assert_eq!(outside.evidence[2..], expected);
+        let others = last(3, 21, 100);
+        let what = "GPU 0 had only 200 MiB free: processes other than that of rank 0 of j hold 21.0 GiB, usually none.";
+        assert_eq!(others.text.what, what);
+        assert!(others.text.advice.starts_with("End the other processes"), "{}", others.text.advice);
+        let usual = "GPU 0 had only 200 MiB free.";
+        assert_eq!(last(3, 0, 100).text.what, usual, "the job itself takes more");
+        assert_eq!(last(24, 0, 7).text.what, usual, "too few steps to know what is usual");
     }
 
     #[test]

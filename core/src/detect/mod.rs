@@ -10,6 +10,7 @@
 //! follows from what, are two lines in `incident.rs`.
 
 mod allocator_thrash;
+mod beside;
 mod board;
 mod comm_starvation;
 mod compare;

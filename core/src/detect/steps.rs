@@ -61,6 +61,9 @@ pub(super) struct Step {
     pub rise_bytes: Option<u64>,
     /// Time in which no kernel ran, on the GPU that was idle most, nanoseconds.
     pub idle_ns: Option<i64>,
+    /// What its process held outside its allocator at its end, or that of its last phase that shows it, bytes, on the GPU where that was
+    /// most.
+    pub outside_bytes: Option<u64>,
     /// Retries of the allocator within the step; `None` if the job does not send them.
     pub retries: Option<u64>,
     /// How long Python's garbage collector stopped its process, nanoseconds; `None` if the job does not say.
@@ -138,6 +141,8 @@ pub(super) struct Steps {
 #[derive(Debug, Default)]
 struct CurrentStep {
     phases: Vec<Phase>,
+    /// Outside the allocator, at the end of the last phase that shows it.
+    outside_bytes: Option<u64>,
     /// Whether the current step has more phases than are kept.
     left_out: bool,
     steps: u64,
@@ -162,6 +167,7 @@ impl Steps {
             Kind::Phase => {
                 under.left_out |= under.phases.len() >= MOST_PHASES;
                 under.last_phase_ns = end_ns;
+                under.outside_bytes = outside(attributed).or(under.outside_bytes);
                 if !under.left_out {
                     let retries = [ended.open.memory, ended.memory].map(|memory| memory?.alloc_retries);
                     under.phases.push(Phase { name: Arc::clone(&ended.open.name), begin_ns, end_ns, retries });
@@ -180,6 +186,7 @@ impl Steps {
                 let nth = under.steps;
                 under.steps += 1;
                 let retries = rise(ended.open.memory, ended.memory, &phases);
+                let outside_bytes = outside(attributed).or(under.outside_bytes.take());
                 Some(Step {
                     number: ended.open.step,
                     nth,
@@ -187,6 +194,7 @@ impl Steps {
                     end_ns,
                     phases,
                     before,
+                    outside_bytes,
                     retries,
                     is_whole,
                     ..memory(attributed)
@@ -303,10 +311,16 @@ fn memory(attributed: &Attributed) -> Step {
         peak_bytes: gpus.iter().filter_map(|gpu| gpu.peak_bytes).max(),
         rise_bytes: gpus.iter().filter_map(rise).max(),
         idle_ns: gpus.iter().filter_map(idle).max(),
+        outside_bytes: None,
         retries: None,
         collected_ns: attributed.ended.open.attributes.as_ref().and_then(collected),
         is_whole: true,
     }
+}
+
+/// What a process held outside its allocator at the end of a step or phase.
+fn outside(attributed: &Attributed) -> Option<u64> {
+    attributed.gpus.iter().filter_map(|gpu| gpu.outside_allocator_bytes).max()
 }
 
 /// How long the garbage collector stopped a step's process, by its attribute, nanoseconds.
