@@ -11,12 +11,13 @@ use highwater_analysis::viewer::{Document, Page};
 use serde_json::json;
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPTS: [&str; 7] = [
+const SCRIPTS: [&str; 8] = [
     include_str!("page/activity.js"),
     include_str!("page/memory.js"),
     include_str!("page/ranks.js"),
     include_str!("page/feed.js"),
     include_str!("page/panels.js"),
+    include_str!("page/incidents.js"),
     include_str!("page/profiles.js"),
     include_str!("page/routes.js"),
 ];

@@ -271,17 +271,21 @@ fn a_finding_appears_within_a_second_and_its_capture_opens() {
     let after = events.iter().filter(|base| **base > raised as f64).count();
     // None after it, if it was raised between the reading of an event's time and that of the findings' revision.
     assert!(after <= 4, "shown with event {after} after it was raised");
-    // It is in the card of its incident, whose numbers change while it goes on; its name and its advice do not.
+    // It is in the card of its incident, whose text follows what is known.
     let id = &first["id"];
-    let answer: Value = serde_json::from_str(&daemon.get("/api/v1/incidents")).expect("JSON");
-    let incidents = answer["incidents"].as_array().expect("a list");
-    let incident = incidents.iter().find(|one| one["id"] == first["incident"]).expect("its incident");
-    let advice = incident["advice"].as_str().expect("text");
+    let incident = || {
+        let answer: Value = serde_json::from_str(&daemon.get("/api/v1/incidents")).expect("JSON");
+        let incidents = answer["incidents"].as_array().expect("a list");
+        incidents.iter().find(|one| one["id"] == first["incident"]).expect("its incident").clone()
+    };
     let own = format!(
         "[...document.querySelectorAll('.found')].find((one) => one.querySelector('a[href=\"#/finding/{id}\"]'))"
     );
-    assert!(!advice.is_empty());
-    browser.wait(&format!("{own}?.innerText.includes({})", json!(advice)));
+    eventually(Duration::from_secs(30), "the incident's advice on the page", || {
+        let said = browser.value(&format!("{own}?.innerText"));
+        let advice = incident()["advice"].as_str().expect("text").to_owned();
+        (!advice.is_empty() && said.as_str()?.contains(&advice)).then_some(())
+    });
     // Marked on the curve.
     browser.wait("highwaterChart.findings.length > 0");
     browser.keep("live-finding");
@@ -300,6 +304,67 @@ fn a_finding_appears_within_a_second_and_its_capture_opens() {
     assert!(browser.value("highwaterChart.series.length").as_u64() == Some(4));
     assert!(browser.value("highwaterChart.lanes.length").as_u64() == Some(4));
     browser.keep("live-capture");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+/// One rank of 64 is short of memory time and again, because something outside its allocator takes it.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn of_64_ranks_the_first_screen_says_which_is_short_of_memory_why_and_what_to_do() {
+    let Some(mut browser) = Browser::start() else { return };
+    // Rank 0 is on the last GPU, which is not among those that are drawn at first.
+    let gpus: Vec<String> = (0..64).rev().map(|gpu| gpu.to_string()).collect();
+    let scenario = format!(
+        "[[gpus]]\ncount = 64\n\n[[jobs]]\nname = \"wide\"\nranks = [{}]\n{}\n[jobs.near_oom]\nevery = \"18 s\"\noffset = \"8 s\"\nfor = \"4 s\"\nfree = \"200 MiB\"\n",
+        gpus.join(", "),
+        include_str!("../data/training.toml")
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("wide.toml");
+    std::fs::write(&file, scenario).expect("writable");
+    let source = format!("sim:{}", file.display());
+    let daemon = Daemon::start(&["serve", "--source", &source, "--set", "sampling.period=10ms"]).ready();
+    browser.appear(1280, 800, Theme::Light);
+    visit(&mut browser, &daemon, "", "document.documentElement?.dataset.ready === 'true'");
+    // The second time: a finding holds for ten seconds.
+    browser.wait("highwaterLive.feed.incidents.some(({ times }) => times >= 2)");
+    browser.wait("[...document.querySelectorAll('.found strong')].some((one) => one.textContent.includes('outside the allocator of rank 0 of wide'))");
+    let seen = browser.value(
+        "(() => { const bottom = (one) => one.getBoundingClientRect().bottom, cards = [...document.querySelectorAll('.found')];
+        const cause = cards[0].querySelector('strong'), todo = [...cards[0].querySelectorAll('strong')].at(-1);
+        return { cards: cards.length, cause: bottom(cause), todo: bottom(todo.parentElement), page: document.documentElement.scrollHeight,
+            title: document.title, drawn: highwaterChart.series.filter(({ shown }) => shown).map(({ name }) => name),
+            first: highwaterChart.lanes[0].name, rows: document.querySelector('.scroll table').rows.length }; })()",
+    );
+    assert!(seen["cards"].as_u64().is_some_and(|cards| (1..=3).contains(&cards)), "{seen}");
+    assert!(seen["cause"].as_f64().is_some_and(|at| at <= 400.0), "whose it is, at once: {seen}");
+    assert!(seen["todo"].as_f64().is_some_and(|at| at <= 800.0), "what to do, without scrolling: {seen}");
+    assert!(seen["page"].as_u64().is_some_and(|height| height <= 3 * 800), "three screens: {seen}");
+    assert_eq!((&seen["first"], &seen["rows"]), (&json!("wide rank 0"), &json!(9)), "{seen}");
+    assert!(seen["drawn"].as_array().is_some_and(|drawn| drawn.contains(&json!("GPU 63"))), "{seen}");
+    browser.wait("document.title.startsWith('1 critical · ')");
+    browser.keep("live-wide");
+    // The keyboard's first stop leads to the chart, past the cards.
+    let first = "document.querySelector('a, button, input, [tabindex]')";
+    assert_eq!(text(&mut browser, &format!("{first}.textContent")), "To the chart");
+    browser.value(&format!("{first}.click()"));
+    browser.wait("document.activeElement.classList.contains('plot')");
+    // All of it is there on request.
+    let press = |text: &str| {
+        format!("[...document.querySelectorAll('button')].find((one) => one.textContent === '{text}').click()")
+    };
+    browser.value(&press("All 64 GPUs"));
+    browser.value(&press("Show all 64 ranks"));
+    browser.wait("document.querySelector('.scroll table').rows.length === 65 && highwaterChart.lanes.length === 64");
+    // As text for a ticket.
+    browser.value("globalThis.copied = null; navigator.clipboard.writeText = async (text) => { copied = text; }; 0");
+    browser.value(&press("Copy"));
+    browser.wait("copied !== null");
+    let copied = text(&mut browser, "copied");
+    assert!(
+        copied.starts_with("**GPU 63 had only 200 MiB free: ") && copied.contains("ranks 1 to 63 wait"),
+        "{copied}"
+    );
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 

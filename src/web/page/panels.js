@@ -1,17 +1,23 @@
 "use strict";
-// The parts of the live page as elements: GPUs, jobs, findings, captures. Every entity has a link to its own page.
+// The parts of the live page as elements: GPUs, jobs, findings, captures; incidents.js has those. Every entity has a link to its own page.
 
 const link = (path, text) => element("a", { href: `#/${path.map(encodeURIComponent).join("/")}` }, text);
 const ratio = (value, digits = 0) => value === null || value === undefined ? "not known" : `${(value * 100).toFixed(digits)} %`;
 const unit = (value, name, digits = 0) => value === null || value === undefined ? "not known" : `${value.toFixed(digits)} ${name}`;
-const when = (unixNs) => unixNs === null || unixNs === undefined ? "not known" : new Date(unixNs / 1e6).toLocaleString();
+// Local time as on the chart's axis, with its date: a Swede writes it so.
+const when = (unixNs) => unixNs === null || unixNs === undefined ? "not known" : new Date(unixNs / 1e6).toLocaleString("sv");
 const millis = (seconds) => duration(seconds === null ? NaN : seconds);
 const gpuName = (feed, uuid) => feed.gpus.get(uuid)?.gpu ?? uuid;
 
-function gpuTable(feed) {
-  const rows = [...feed.gpus.values()].map((gpu) => {
-    const used = gpu.up ? gpu.memory.now() : NaN;
-    const share = gpu.usable && !Number.isNaN(used) ? used / gpu.usable : null;
+// The share of a GPU's memory in use; `null` where it is not known.
+function shareOf(gpu) {
+  const used = gpu.up ? gpu.memory.now() : NaN;
+  return gpu.usable && !Number.isNaN(used) ? used / gpu.usable : null;
+}
+
+function gpuTable(feed, gpus) {
+  const rows = gpus.map((gpu) => {
+    const used = gpu.up ? gpu.memory.now() : NaN, share = shareOf(gpu);
     const bar = element("meter", { min: "0", max: "1", high: "0.97", value: share ?? 0, "aria-label": `Share of GPU ${gpu.gpu}'s memory in use` });
     const ranks = feed.ranks.list().filter(({ gpus }) => gpus.includes(gpu.uuid));
     const jobs = [...new Map(ranks.map(({ id, job }) => [id, job]))];
@@ -31,7 +37,7 @@ function jobTable(feed) {
     const gpus = [...new Set(ranks.flatMap((rank) => rank.gpus))].map((uuid) => gpuName(feed, uuid));
     const first = Math.min(...steps), last = Math.max(...steps);
     return [link(["job", id], job), namespace ?? (user === null ? "this daemon" : `user ${user}`), String(ranks.length), ranks[0]?.world_size === null ? "not known" : String(ranks[0]?.world_size),
-      gpus.join(", ") || "not known", steps.length ? first === last ? String(last) : `${first} to ${last}` : "not known",
+      (gpus.every((gpu) => /^\d+$/.test(gpu)) ? inRuns(gpus.map(Number).sort((a, b) => a - b)) : gpus.join(", ")) || "not known", steps.length ? first === last ? String(last) : `${first} to ${last}` : "not known",
       `${duration(Math.max(0, feed.jobsAt - feed.seconds(heard)))} ago`];
   });
   return table("Jobs", ["job", "owner", "ranks here", "of", "GPUs", "step", "last heard"], rows, 2, true);
@@ -54,39 +60,6 @@ function findingPanel(feed, found, show) {
       found.waiting_ranks.length ? ` · ${found.waiting_ranks.length === 1 ? "rank" : "ranks"} ${found.waiting_ranks.join(", ")} ${found.waiting_ranks.length === 1 ? "waits" : "wait"}` : null,
       captures.map((capture) => [" · capture ", link(["capture", capture.id], capture.id)]), " ",
       show ? element("button", { onclick: () => show(found), "aria-label": `Show ${found.finding} ${found.id} on the chart` }, "Show") : null));
-}
-
-// An incident: its cause first, then what followed from it, whom it concerns, and what it cost.
-function incidentPanel(feed, incident, show) {
-  const { times, ended_unix_nano: ended, ranks, waiting_ranks: waiting } = incident;
-  const [cause, ...followed] = incident.findings.filter(({ current }) => current);
-  const captures = feed.captures.captures.filter(({ reasons, begin_unix_nano: from, end_unix_nano: to }) => from !== null && from <= incident.seen_unix_nano
-    && (to ?? Infinity) >= incident.begin_unix_nano && incident.findings.some(({ finding }) => reasons.includes(finding)));
-  const often = times === 1 ? `since ${when(incident.begin_unix_nano)}` : `${times.toLocaleString("en")} times since ${when(incident.begin_unix_nano)}, the last at ${when(incident.again_unix_nano)}`;
-  const cost = incident.lost_seconds === null ? null : element("p", {}, `Ranks have lost ${duration(incident.lost_seconds)} by it${ranks.length + waiting.length > 1 ? " in all" : ""}.`);
-  const shown = feed.findings.find((one) => one.id === cause?.last_id);
-  return element("section", { class: `found ${incident.severity}${ended === null ? "" : " ended"}`, "aria-label": incident.what },
-    element("p", {}, element("strong", {}, incident.what)),
-    followed.length ? element("ul", {}, followed.map(({ what }) => element("li", {}, what))) : null,
-    element("p", {}, incident.why), cost, element("p", {}, incident.advice),
-    element("p", { class: "kind" }, `${incident.severity}, ${incident.certainty}, ${often}, ${ended === null ? "going on" : `over ${when(ended)}`}`,
-      incident.job === null ? null : [" · ", link(["job", incident.job_id], incident.job), ranks.length ? ` ${numbered("rank", ranks)}` : ""],
-      incident.gpus.length ? [" · GPU ", incident.gpus.map(({ gpu }, nth) => [nth ? ", " : "", link(["gpu", gpu], gpu)])] : null,
-      waiting.length ? ` · ${numbered("rank", waiting)} ${waiting.length === 1 ? "waits" : "wait"}` : null,
-      incident.findings.map(({ finding, last_id: id, count }) => [" · ", link(["finding", String(id)], `${finding} ${id}`), count > 1 ? ` (${count.toLocaleString("en")} times)` : ""]),
-      captures.map((capture) => [" · capture ", link(["capture", capture.id], capture.id)]), " ",
-      show && shown ? element("button", { onclick: () => show(shown), "aria-label": `Show incident ${incident.id} on the chart` }, "Show") : null));
-}
-
-// `rank 3`, `ranks 1, 2, 5 to 9`.
-function numbered(name, numbers) {
-  const runs = [];
-  for (const number of numbers) {
-    const last = runs.at(-1);
-    if (last && last[1] === number - 1) last[1] = number; else runs.push([number, number]);
-  }
-  const texts = runs.map(([first, last]) => first === last ? `${first}` : last === first + 1 ? `${first}, ${last}` : `${first} to ${last}`);
-  return `${name}${numbers.length === 1 ? "" : "s"} ${texts.join(", ")}`;
 }
 
 // The kinds of findings whose remedy is to use less memory.

@@ -7,7 +7,8 @@ const LIVE_HELP = " l follows the present; 1, 2 and 3 follow 10 seconds, a minut
   + "ran (light), its multiprocessors had work (darker), its tensor cores worked (full).";
 // How often tables of numbers that always change are made anew, milliseconds.
 const TABLES_EVERY = 1000;
-const MOST_LANES = 64;
+// Ranks in the chart, and how many at first; GPUs drawn at first; rows of a table, and incidents of before, at first.
+const MOST_LANES = 64, FEW_LANES = 8, FEW_GPUS = 8, FEW_ROWS = 8;
 
 const COLORS = { critical: "--bad", warning: "--warn" };
 
@@ -17,6 +18,9 @@ class Live {
     this.main = document.getElementById("live");
     this.drawHeader();
     this.known = null;
+    // What a reader wants to see whole on this page, and the incidents whose GPUs were drawn for them.
+    this.whole = new Set();
+    this.seen = new Set();
     this.feed = new Feed((what) => this.changed(what));
     addEventListener("hashchange", () => { if (this.page) this.open(); });
     // A part that is made anew between the press and the release of a button would lose the click.
@@ -29,7 +33,9 @@ class Live {
     this.news = element("p", { class: "unseen", role: "status" });
     this.source = element("p", { class: "about" });
     this.notice = element("p", { class: "notice", role: "status" });
-    document.getElementById("about").append(element("h1", {}, "highwater"),
+    // The first stop of the keyboard, and unseen until then.
+    const skip = element("button", { class: "skip", onclick: () => this.region?.chart.place.focus() }, "To the chart");
+    document.getElementById("about").append(skip, element("h1", {}, "highwater"),
       element("nav", { "aria-label": "Pages" }, element("a", { href: "#/" }, "Overview"), " ", element("a", { href: "#/findings" }, "Findings"), " ",
         element("a", { href: "#/captures" }, "Captures"), " ", element("a", { href: "metrics" }, "Metrics"), " ", element("a", { href: "api/v1/openapi.json" }, "API"), " ", this.state), this.source, this.notice, this.news);
   }
@@ -57,6 +63,7 @@ class Live {
       this.follow();
     }
     if (what === "findings") this.announce();
+    if (what === "incidents") { this.retitle(); this.showTroubled(); }
     if (this.page && what !== "update") this.page.lists?.();
     const now = performance.now();
     if (this.page && what === "update" && now - (this.tabled ?? -Infinity) > TABLES_EVERY) { this.tabled = now; this.page.tables?.(); }
@@ -83,17 +90,26 @@ class Live {
     this.region?.chart.end();
     this.page?.end?.();
     this.region = null;
+    this.whole = new Set();
+    this.seen = new Set();
     const { parts, from, to } = this.address(), [kind, name] = parts;
     const pages = { gpu: () => this.gpu(name), job: () => this.job(name), finding: () => this.finding(Number(name)),
       findings: () => this.findings(), captures: () => this.captures(), capture: () => this.capture(name) };
     this.main.replaceChildren();
     this.page = (kind === undefined ? () => this.overview() : Object.hasOwn(pages, kind) ? pages[kind] : () => this.nothing("There is no such page."))();
-    document.title = `${this.page.title} · highwater`;
+    this.retitle();
     if (this.region && from !== null && to !== null) this.showTime(from, to, true);
     this.page.lists?.();
     this.page.tables?.();
     this.follow();
     document.documentElement.dataset.ready = "true";
+  }
+
+  // The title says first what goes on, because a tab shows no more than its begin.
+  retitle() {
+    if (!this.page) return;
+    const title = [inShort(this.feed.incidents), this.page.title, "highwater"].filter(Boolean).join(" · ");
+    if (document.title !== title) document.title = title;
   }
 
   nothing(text) {
@@ -108,6 +124,7 @@ class Live {
     const region = chartRegion({ series, lanes: [], findings: [], bounds: [this.feed.oldest(), this.feed.now], axis: clock(this.feed.originMs),
       moved: (view) => this.moved(view) }, [["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
       ...WIDTHS.map(([key, text, width]) => [key, text, (chart) => chart.follow(width)])], LIVE_HELP);
+    const { chart } = region;
     this.region = region;
     this.earliest = Infinity;
     region.chart.whole = () => region.chart.show(this.feed.oldest(), this.feed.now);
@@ -116,12 +133,47 @@ class Live {
     globalThis.highwaterChart = region.chart;
     this.main.append(region.region);
     this.unseen = element("p", { class: "note" });
-    region.region.append(this.unseen);
+    this.allRanks = element("p", { hidden: "" }, element("button", { onclick: () => { this.whole.add("ranks"); this.follow(); chart.draw(); } }));
+    region.region.append(this.unseen, this.allRanks);
+    this.showTroubled();
+  }
+
+  // Draws the GPUs of incidents that have come up since, also those that are not among the first.
+  showTroubled() {
+    if (!this.region) return;
+    const { chart, legend } = this.region;
+    let isChanged = false;
+    for (const incident of this.feed.incidents.filter((one) => isRecent(this.feed, one) && !this.seen.has(one.id))) {
+      this.seen.add(incident.id);
+      for (const one of chart.series.filter(({ gpu, shown }) => !shown && incident.gpus.some(({ uuid }) => uuid === gpu.uuid))) isChanged = one.shown = true;
+    }
+    if (isChanged) { drawLegend(legend, chart); chart.draw(); }
+  }
+
+  // The first of things that are more than twice as many, and a button for the rest. What a reader has asked to see whole stays so until
+  // another page is opened.
+  few(name, things, most, update) {
+    if (things.length <= 2 * most || this.whole.has(name)) return [things, null];
+    const text = `All ${things.length} ${name}`;
+    return [things.slice(0, most), element("p", {}, element("button", { onclick: () => { this.whole.add(name); update(); } }, text))];
+  }
+
+  // How much trouble a rank is in: the lower, the more.
+  troubleOf({ id, rank }) {
+    const recent = this.feed.incidents.filter((one) => one.job_id === id && isRecent(this.feed, one));
+    return recent.some(({ ranks }) => ranks.includes(rank)) ? 0 : recent.length ? 1 : 2;
+  }
+
+  // The GPUs, with those that are gone, in an incident, or fullest first.
+  worstGpus() {
+    const recent = new Set(this.feed.incidents.filter((one) => isRecent(this.feed, one)).flatMap(({ gpus }) => gpus.map(({ uuid }) => uuid)));
+    const trouble = (gpu) => gpu.up ? recent.has(gpu.uuid) ? 1 : 2 : 0;
+    return [...this.feed.gpus.values()].sort((a, b) => trouble(a) - trouble(b) || (shareOf(b) ?? 0) - (shareOf(a) ?? 0));
   }
 
   series(gpu, at) {
     return { gpu, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, activity: gpu.activity, shift: 0, capacity: null, headroom: null,
-      get peak() { return gpu.memory.peak(); }, namesCapacity: at === 0, namesPeak: false, shown: at < 8, allocations: [] };
+      get peak() { return gpu.memory.peak(); }, namesCapacity: at === 0, namesPeak: false, shown: at < FEW_GPUS, allocations: [] };
   }
 
   // Brings the chart up to the present.
@@ -176,11 +228,15 @@ class Live {
 
   // What the chart lacks, in sentences.
   missing() {
-    const { feed } = this, { chart } = this.region, [from] = chart.view, left = this.lanes() - MOST_LANES;
+    const { feed } = this, { chart } = this.region, [from] = chart.view, all = this.lanes(), left = all - MOST_LANES;
+    const isShort = all > chart.lanes.length && !this.whole.has("ranks"), text = `Show ${all > MOST_LANES ? MOST_LANES : `all ${all}`} ranks`;
+    if (this.allRanks.hidden === isShort) this.allRanks.hidden = !isShort;
+    if (this.allRanks.firstChild.textContent !== text) this.allRanks.firstChild.textContent = text;
     const shown = chart.series.filter((one) => one.shown);
     return [...shown.map((one) => one.gpu.memory.missing(from, one.name, chart.axis)),
       this.old(chart.view, shown, feed.oldest()),
-      left > 0 ? `${left} ranks are not in the chart.` : null,
+      isShort ? `${all - chart.lanes.length} ranks are not in the chart; those of incidents come first.` : left > 0 ? `${left} ranks are not in the chart.` : null,
+      feed.ranks.past?.leftOut && from < feed.ranks.since ? "The shortest steps and phases of this view's past are left out: a narrower view has them." : null,
       feed.lost ? `${feed.lost.toLocaleString("en")} steps and phases ended too fast to be shown.` : null].filter((text) => text !== null);
   }
 
@@ -188,7 +244,12 @@ class Live {
   lanes() {
     const { feed } = this, { chart } = this.region;
     const shown = feed.ranks.list().filter(this.scope.ranks), several = new Set(shown.map(({ id }) => id)).size > 1;
-    chart.lanes = shown.slice(0, MOST_LANES).map((rank) => rank.lane(chart.view, feed.now, several));
+    const most = this.whole.has("ranks") ? MOST_LANES : FEW_LANES;
+    if (shown.length > most) {
+      const trouble = new Map(shown.map((rank) => [rank, this.troubleOf(rank)]));
+      shown.sort((a, b) => trouble.get(a) - trouble.get(b));
+    }
+    chart.lanes = shown.slice(0, most).map((rank) => rank.lane(chart.view, feed.now, several));
     return shown.length;
   }
 
@@ -282,12 +343,16 @@ class Live {
 
   overview() {
     const { feed } = this, all = () => true;
+    const above = this.part(() => this.incidentsAbove(feed.incidents));
     this.chart(all, all, all);
-    const incidents = this.part(() => this.incidentPanels(feed.incidents));
-    const gpus = this.part(() => [element("h2", {}, "GPUs"), gpuTable(feed) ?? element("p", {}, feed.trouble ?? "There are none.")]);
+    const gpus = this.part(() => {
+      const [shown, more] = this.few("GPUs", feed.gpus.size > 2 * FEW_ROWS ? this.worstGpus() : [...feed.gpus.values()], FEW_ROWS, () => gpus());
+      return [element("h2", {}, "GPUs"), gpuTable(feed, shown) ?? element("p", {}, feed.trouble ?? "There are none."), more];
+    });
     const jobs = this.part(() => [element("h2", {}, "Jobs"), jobTable(feed) ?? element("p", {}, "No job has sent a mark. docs/annotations.md shows how.")]);
+    const below = this.part(() => this.incidentsBelow(feed.incidents, () => below()));
     const captures = this.part(() => capturesPart(feed));
-    return { title: "Overview", lists: () => { incidents(); captures(); }, tables: () => { gpus(); jobs(); } };
+    return { title: "Overview", lists: () => { above(); below(); captures(); }, tables: () => { above(); gpus(); jobs(); } };
   }
 
   gpu(name) {
@@ -295,24 +360,38 @@ class Live {
     const gpu = [...feed.gpus.values()].find(of);
     if (!gpu) return this.nothing(`There is no GPU ${name} on this node.`);
     this.main.append(element("h2", {}, `GPU ${gpu.gpu}`));
+    const above = this.part(() => this.incidentsAbove(this.incidentsHere()));
     this.chart(of, (rank) => rank.gpus.includes(gpu.uuid), (found) => found.uuid === gpu.uuid || this.ranksOn(gpu, found));
     const ranksOf = () => feed.ranks.list().filter((rank) => rank.gpus.includes(gpu.uuid)).map(({ job, rank }) => `${job} rank ${rank}`);
     const facts = this.part(() => [table(`GPU ${gpu.gpu}`, ["property", "value"], [["name", gpu.name ?? "not known"], ["UUID", gpu.uuid], ["PCI bus id", gpu.pci ?? "not known"],
       ["usable memory", gib(gpu.usable)], ["the driver's reserve", gib(gpu.reserved)], ["busy", ratio(gpu.utilization)], ["power", unit(gpu.power, "W")], ["temperature", unit(gpu.temperature, "°C")],
       ["slowed by", gpu.throttle ? gpu.throttle.join(", ") || "nothing" : "not known"], ["ranks", ranksOf().join(", ") || "none"]], 2, true)]);
-    const findings = this.part(() => this.incidentsHere());
-    return { title: `GPU ${gpu.gpu}`, lists: findings, tables: facts };
+    const below = this.part(() => this.incidentsBelow(this.incidentsHere(), () => below()));
+    return { title: `GPU ${gpu.gpu}`, lists: () => { above(); below(); }, tables: () => { above(); facts(); } };
   }
 
-  incidentPanels(incidents) {
-    return panels(incidents, (incident) => incidentPanel(this.feed, incident, (found) => this.show(found)), "Incidents now", "Incidents that are over");
+  incidentPanel(incident) { return incidentPanel(this.feed, incident, (found) => this.show(found)); }
+
+  // The incidents that go on, or were over a moment ago.
+  incidentsAbove(incidents) {
+    const recent = ordered(incidents.filter((one) => isRecent(this.feed, one))), isNow = recent.some(({ ended_unix_nano: ended }) => ended === null);
+    if (!recent.length) return [element("p", { class: "about" }, "No incident in the last ten minutes.")];
+    return [element("h2", {}, isNow ? "Incidents now" : "Incidents of the last ten minutes"), ...recent.slice(0, MOST_ABOVE).map((one) => this.incidentPanel(one)),
+      recent.length > MOST_ABOVE ? element("p", { class: "about" }, `${recent.length - MOST_ABOVE} further ones are below the chart.`) : null];
+  }
+
+  // All others.
+  incidentsBelow(incidents, update) {
+    const recent = ordered(incidents.filter((one) => isRecent(this.feed, one))), others = ordered(incidents.filter((one) => !isRecent(this.feed, one)));
+    const [shown, more] = this.few("incidents", [...recent.slice(MOST_ABOVE), ...others], FEW_ROWS, update);
+    return shown.length ? [element("h2", {}, "Further incidents"), ...shown.map((one) => this.incidentPanel(one)), more] : [];
   }
 
   // The incidents that name a GPU, a rank or the job of this page; their findings may have been forgotten.
   incidentsHere() {
     const named = ({ job, job_id, ranks, gpus }) => [...gpus.map(({ uuid }) => ({ uuid, job, job_id })),
       ...(ranks.length ? ranks : [null]).map((rank) => ({ uuid: null, job, job_id, rank }))];
-    return this.incidentPanels(this.feed.incidents.filter((incident) => named(incident).some(this.scope.findings)));
+    return this.feed.incidents.filter((incident) => this.scope && named(incident).some(this.scope.findings));
   }
 
   // Whether a finding is about a rank on this GPU.
@@ -326,8 +405,9 @@ class Live {
     if (!known) return this.nothing(`No job ${name} is known.`);
     this.main.append(element("h2", {}, "Job ", element("bdi", {}, name)));
     const gpus = () => new Set(feed.ranks.list().filter(own).flatMap((rank) => rank.gpus));
+    const above = this.part(() => this.incidentsAbove(this.incidentsHere()));
     this.chart((gpu) => gpus().has(gpu.uuid), own, (found) => found.job_id === name || found.job === name || (found.job === null && gpus().has(found.uuid)));
-    const findings = this.part(() => this.incidentsHere());
+    const below = this.part(() => this.incidentsBelow(this.incidentsHere(), () => below()));
     let answer = { ranks: [] };
     const tables = this.part(() => jobTables(feed, answer));
     const load = async () => {
@@ -336,7 +416,8 @@ class Live {
     const profiles = new Profiles(name, () => [...new Set(feed.ranks.list().filter(own).map(({ rank }) => rank))].sort((a, b) => a - b));
     this.main.append(profiles.place);
     let asked = -Infinity;
-    return { title: name, lists: findings, end: () => profiles.end(), tables: () => {
+    return { title: name, lists: () => { above(); below(); }, end: () => profiles.end(), tables: () => {
+      above();
       profiles.update();
       if (performance.now() - asked > 2000) { asked = performance.now(); load(); }
     } };
