@@ -72,7 +72,8 @@ def _tiles():
         tile("XIDs in range", "Kinds of XID errors, by GPU, that the driver reported within the time range.",
              or_zero(f"count(highwater_gpu_xid_last_timestamp_seconds{{{NODE}}} > time() - $__range_s)",
                      f"highwater_gpu_up{{{NODE}}}"), steps=NONE_WANTED),
-        tile("Power", "Power draw of all GPUs.", f"sum(highwater_gpu_power_watts{{{NODE}}})", "watt", [(0, BLUE)]),
+        tile("Power", "Mean power draw of all GPUs since the last scrapes, by their energy.", f"sum({queries.power(NODE)})", "watt",
+             [(0, BLUE)]),
     ]
 
 
@@ -86,7 +87,7 @@ def _gpus():
         rows(f"max by (instance, gpu, name) (last_over_time(highwater_gpu_info{{{NODE}}}[$__range]))"),
         rows(f"{by} ({fullness(NODE)})"),
         rows(f"{by} (highwater_gpu_utilization_ratio{{{NODE}}})"),
-        rows(f"{by} (highwater_gpu_power_watts{{{NODE}}})"),
+        rows(f"{by} ({queries.power(NODE)})"),
         rows(f"{by} (highwater_gpu_temperature_celsius{{{NODE}}})"),
         rows(f'{by} (highwater_gpu_clocks_event_active{{{NODE},reason=~"hw_.+|sw_thermal_slowdown"}})'),
         rows(f"count by (instance, gpu) ({xids}) or 0 * {by} (highwater_gpu_up{{{NODE}}})"),
@@ -207,8 +208,8 @@ def _busy():
 
 
 def _power():
-    return lines("Power of all GPUs", "The sum of the GPUs' power draw.",
-                 [query(f"sum(highwater_gpu_power_watts{{{NODE}}})", "power")], "watt", fill=10)
+    return lines("Power of all GPUs", "The sum of the GPUs' mean power draw, by their energy.",
+                 [query(f"sum({queries.power(NODE)})", "power")], "watt", fill=10)
 
 
 def _answering():

@@ -186,9 +186,9 @@ def _clock():
 
 
 def _power():
-    return lines("Power", "Power draw: the instant value, or the mean over a second if the driver has no instant value. Dashed: "
-                 "the power limit in force, the highest of the selected GPUs; no line if they report none.",
-                 [query(f"highwater_gpu_power_watts{{{GPU}}}", NAME),
+    return lines("Power", "Mean power draw between scrapes, by the GPU's energy. Dashed: the power limit in force, the highest of the "
+                 "selected GPUs; no line if they report none.",
+                 [query(queries.power(GPU), NAME),
                   query(f"max(highwater_gpu_power_limit_watts{{{GPU}}})", "limit")], "watt",
                  overrides=[dashed("limit", RED)])
 

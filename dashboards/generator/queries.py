@@ -91,9 +91,15 @@ def fullness(matchers, over=None):
     return f"{peak(matchers, over)} / ignoring (window) {usable(matchers, over)}"
 
 
+def power(matchers, window=RECENT):
+    """Mean power draw, by the energy counter. The gauge is of the moment of a scrape, and the GPUs of a job work in step: its sum over
+    a job can be a third of the truth at one scrape and the whole of it at the next."""
+    return f"rate(highwater_gpu_energy_joules_total{{{matchers}}}[{window}])"
+
+
 def share_of_power_limit(matchers):
     """Power draw as a share of the limit in force; nothing for a GPU that reports no limit."""
-    return f"highwater_gpu_power_watts{{{matchers}}} / highwater_gpu_power_limit_watts{{{matchers}}}"
+    return f"{power(matchers)} / highwater_gpu_power_limit_watts{{{matchers}}}"
 
 
 def below_slowdown(matchers):
