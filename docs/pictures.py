@@ -182,9 +182,9 @@ def why_slow(browser, url, source, out):
 
 def live_page(browser, address, out):
     """The page of the demo at `address`, while it has findings."""
-    # High enough for the first findings below the chart.
-    browser.open(f"http://{address}/", SCREEN[0], 1080)
-    shown = "document.querySelectorAll('.found:not(.ended)').length > 1 && highwaterChart.findings.length > 1"
+    # High enough for the incident, the chart and the steps below it.
+    browser.open(f"http://{address}/", SCREEN[0], 1000)
+    shown = "document.querySelector('.found:not(.ended)')?.innerText.includes('usually') && highwaterChart.findings.length > 1"
     browser.wait(f"globalThis.highwaterChart && {shown}", 90)
     # Some seconds of the fault, so that the curve shows it.
     time.sleep(8)
