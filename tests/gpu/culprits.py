@@ -30,7 +30,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recorder import Recorder, interrupted, measure, printed, start, stretch, write_truth
+from recorder import Recorder, interrupted, measure, printed, start, start_two, stretch, write_truth
 
 STEPS = 30
 # Steps after each block that are not judged: the daemon looks at ten at a time.
@@ -301,12 +300,8 @@ def findings(daemon: measure.Daemon) -> list[dict[str, Any]]:
 
 def late(daemon: measure.Daemon | Recorder, kinds: list[str], how: str, parallel: str) -> Iterator[dict[str, Any]]:
     """Each block with what the daemon said of it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_NVLS_ENABLE": "0"}
     job, train = f"{parallel}-{how}", ["--train", ",".join(kinds), how, parallel]
-    ranks = [start(__file__, daemon, job, *train, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+    ranks = start_two(__file__, daemon, job, *train)
     try:
         for block in printed(ranks[0]):
             if isinstance(daemon, Recorder):

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from culprits import Endless, Model
-from recorder import ROOT, Recorder, interrupted, pack, printed, start, stretch, write_truth
+from recorder import ROOT, Recorder, interrupted, of_marks, pack, printed, rose, start, stretch, write_truth
 
 sys.path.insert(0, str(ROOT / "benches" / "gpu" / "record"))
 
@@ -88,8 +88,7 @@ class Job:
 
     def counters(self) -> dict[str, int]:
         """The allocator's, by the names of marks."""
-        counted = self.memory.counters()
-        return {**{key: counted[key] for key in ("allocated", "reserved", "ooms")}, "alloc_retries": counted["retries"]}
+        return of_marks(self.memory.counters())
 
     def batches(self) -> Iterator[Any]:
         """Random inputs, each once the loader has made one."""
@@ -118,12 +117,11 @@ class Job:
             if not may_fail:
                 raise
         # Outside the handler, whose exception holds tensors.
-        after = self.memory.counters()
+        counted = rose(before, self.memory.counters())
         self.steps += 1
-        rose = {key: after[key] - before[key] for key in ("retries", "ooms")}
-        if rose["ooms"]:
+        if counted["ooms"]:
             self.optimizer.zero_grad()
-        return {"begin_ns": begin_ns, "end_ns": time.time_ns(), "waited_ns": self.waited_ns, **rose}
+        return {"begin_ns": begin_ns, "end_ns": time.time_ns(), "waited_ns": self.waited_ns, **counted}
 
     def passes(self) -> None:
         """What a step does."""

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -50,6 +51,25 @@ def start(script: str, to: Any, job: str, *arguments: str, **environment: str) -
     own = {"HIGHWATER_ANNOTATIONS_SOCKET": str(to.socket), "HIGHWATER_JOB": job, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     command, pipe = [sys.executable, script, *arguments], subprocess.PIPE
     return subprocess.Popen(command, env={**os.environ, **own, **environment}, stdin=pipe, stdout=pipe, text=True)
+
+
+def start_two(script: str, to: Any, job: str, *arguments: str) -> list[subprocess.Popen[str]]:
+    """Starts a script as both ranks of a job, which meet at a port of their own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_NVLS_ENABLE": "0"}
+    return [start(script, to, job, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+
+
+def of_marks(counted: dict[str, int]) -> dict[str, int]:
+    """What an allocator counted, by the names of marks."""
+    return {**{key: counted[key] for key in ("allocated", "reserved", "ooms")}, "alloc_retries": counted["retries"]}
+
+
+def rose(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """How often an allocator flushed and failed between two counts."""
+    return {key: after[key] - before[key] for key in ("retries", "ooms")}
 
 
 def printed(job: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from culprits import Endless, Model, spread
-from recorder import ROOT, Recorder, interrupted, pack, printed, start, stretch, write_truth
+from recorder import ROOT, Recorder, interrupted, of_marks, pack, printed, rose, start_two, stretch, write_truth
 
 sys.path.insert(0, str(ROOT / "benches" / "gpu" / "record"))
 
@@ -95,8 +94,7 @@ class Job:
 
     def counters(self) -> dict[str, int]:
         """The allocator's, by the names of marks."""
-        counted = self.memory.counters()
-        return {**{key: counted[key] for key in ("allocated", "reserved", "ooms")}, "alloc_retries": counted["retries"]}
+        return of_marks(self.memory.counters())
 
     def batches(self) -> Iterator[Any]:
         while True:
@@ -112,10 +110,9 @@ class Job:
         before, begin_ns = self.memory.counters(), time.time_ns()
         with self.highwater.step(self.steps) if self.by_hand else contextlib.nullcontext():
             self.passes()
-        after = self.memory.counters()
+        counted = rose(before, self.memory.counters())
         self.steps += 1
-        rose = {key: after[key] - before[key] for key in ("retries", "ooms")}
-        return {"begin_ns": begin_ns, "end_ns": time.time_ns(), "comm_ms": self.comm_ms, **rose}
+        return {"begin_ns": begin_ns, "end_ns": time.time_ns(), "comm_ms": self.comm_ms, **counted}
 
     def passes(self) -> None:
         with self.phase("forward"):
@@ -269,14 +266,10 @@ def record(binary: Path, folder: Path, options: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     kinds = ["tight"] * options.blocks + ["roomy", "emptied"] * max(options.blocks * 3 // 8, 1)
     random.Random(options.seed).shuffle(kinds)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_NVLS_ENABLE": "0"}
     recorder = Recorder(binary, folder, *(["--source", "sim"] if options.try_ else []))
     arguments = ["--train", ",".join(kinds), options.marks, options.parallel, str(options.seed)]
     name = f"starved-{options.parallel}-{options.marks}"
-    ranks = [start(__file__, recorder, name, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+    ranks = start_two(__file__, recorder, name, *arguments)
     blocks: list[dict[str, Any]] = []
     try:
         for block in printed(ranks[0]):

@@ -154,6 +154,23 @@ pub fn command() -> Command {
     command
 }
 
+/// The source of a simulated job `wide` with a rank on each of these GPUs, whose rank 0 has 200 MiB left at the times that `near_oom`
+/// says; and the folder of its scenario.
+pub fn wide(gpus: impl ExactSizeIterator<Item = u32>, near_oom: &str) -> (TempDir, String) {
+    let count = gpus.len();
+    let ranks: Vec<String> = gpus.map(|gpu| gpu.to_string()).collect();
+    let scenario = format!(
+        "[[gpus]]\ncount = {count}\n\n[[jobs]]\nname = \"wide\"\nranks = [{}]\n{}\n[jobs.near_oom]\n{near_oom}\nfree = \"200 MiB\"\n",
+        ranks.join(", "),
+        include_str!("../data/training.toml")
+    );
+    let folder = TempDir::new().expect("a temporary directory");
+    let file = folder.path().join("wide.toml");
+    std::fs::write(&file, scenario).expect("writable");
+    let source = format!("sim:{}", file.display());
+    (folder, source)
+}
+
 /// A client that returns every status as an answer and waits for it as long as a busy machine may need.
 pub fn agent() -> ureq::Agent {
     let config =

@@ -1,7 +1,7 @@
 //! The live page in a real browser: drawn, zoomed to a single reading, up to date with findings, and closed to other servers.
 
 use crate::browser::{Browser, Theme};
-use crate::daemon::{Daemon, agent};
+use crate::daemon::{Daemon, agent, wide};
 use crate::process::eventually;
 use crate::tools;
 use serde_json::{Value, json};
@@ -313,16 +313,7 @@ fn a_finding_appears_within_a_second_and_its_capture_opens() {
 fn of_64_ranks_the_first_screen_says_which_is_short_of_memory_why_and_what_to_do() {
     let Some(mut browser) = Browser::start() else { return };
     // Rank 0 is on the last GPU, which is not among those that are drawn at first.
-    let gpus: Vec<String> = (0..64).rev().map(|gpu| gpu.to_string()).collect();
-    let scenario = format!(
-        "[[gpus]]\ncount = 64\n\n[[jobs]]\nname = \"wide\"\nranks = [{}]\n{}\n[jobs.near_oom]\nevery = \"18 s\"\noffset = \"8 s\"\nfor = \"4 s\"\nfree = \"200 MiB\"\n",
-        gpus.join(", "),
-        include_str!("../data/training.toml")
-    );
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("wide.toml");
-    std::fs::write(&file, scenario).expect("writable");
-    let source = format!("sim:{}", file.display());
+    let (_folder, source) = wide((0..64).rev(), "every = \"18 s\"\noffset = \"8 s\"\nfor = \"4 s\"");
     let daemon = Daemon::start(&["serve", "--source", &source, "--set", "sampling.period=10ms"]).ready();
     browser.appear(1280, 800, Theme::Light);
     visit(&mut browser, &daemon, "", "document.documentElement?.dataset.ready === 'true'");

@@ -77,9 +77,8 @@ impl Beside {
         let (Some(usable_bytes), Some(peak_bytes)) = (state.usable_bytes(), step.peak_bytes) else { return };
         if usable_bytes.saturating_sub(peak_bytes) < view.settings.headroom_bytes {
             // In the last full step it may have been freed before the step's end.
-            let before =
-                known.full_outside.filter(|(end_ns, _)| step.end_ns - end_ns < FRESH_NS).map(|(_, bytes)| bytes);
-            known.full_outside = step.outside_bytes.max(before).map(|bytes| (step.end_ns, bytes));
+            let most = step.outside_bytes.max(known.outside_when_full(step.end_ns));
+            known.full_outside = most.map(|bytes| (step.end_ns, bytes));
             return;
         }
         let pid = view.rank(&step.key).and_then(|rank| rank.pid);
@@ -93,13 +92,19 @@ impl Beside {
         let known = self.0.get(&rank.key)?;
         let used_bytes = state.usable_bytes()?.saturating_sub(free_bytes);
         let others = known.others.excess(Holder::Others, state.used_by_others_bytes(rank.pid, used_bytes));
-        let is_fresh = |(end_ns, _): &(i64, u64)| view.now_ns - end_ns < FRESH_NS;
-        let outside = known.full_outside.filter(is_fresh).map(|(_, bytes)| bytes);
-        let all = [known.outside.excess(Holder::Outside, outside), others];
+        let outside = known.outside.excess(Holder::Outside, known.outside_when_full(view.now_ns));
+        let all = [outside, others];
         let is_enough = |excess: &Excess| {
             excess.more_bytes() >= LEAST_BYTES.max(view.settings.headroom_bytes.saturating_sub(free_bytes))
         };
         all.into_iter().flatten().filter(is_enough).max_by_key(Excess::more_bytes)
+    }
+}
+
+impl Known {
+    /// What lay outside the allocator in the last full steps, if that is not too long ago.
+    fn outside_when_full(&self, now_ns: i64) -> Option<u64> {
+        self.full_outside.filter(|(end_ns, _)| now_ns - end_ns < FRESH_NS).map(|(_, bytes)| bytes)
     }
 }
 

@@ -143,7 +143,7 @@ class Live {
     if (!this.region) return;
     const { chart, legend } = this.region;
     let isChanged = false;
-    for (const incident of this.feed.incidents.filter((one) => isRecent(this.feed, one) && !this.seen.has(one.id))) {
+    for (const incident of this.recent().filter(({ id }) => !this.seen.has(id))) {
       this.seen.add(incident.id);
       for (const one of chart.series.filter(({ gpu, shown }) => !shown && incident.gpus.some(({ uuid }) => uuid === gpu.uuid))) isChanged = one.shown = true;
     }
@@ -158,15 +158,21 @@ class Live {
     return [things.slice(0, most), element("p", {}, element("button", { onclick: () => { this.whole.add(name); update(); } }, text))];
   }
 
-  // How much trouble a rank is in: the lower, the more.
-  troubleOf({ id, rank }) {
-    const recent = this.feed.incidents.filter((one) => one.job_id === id && isRecent(this.feed, one));
-    return recent.some(({ ranks }) => ranks.includes(rank)) ? 0 : recent.length ? 1 : 2;
+  // The incidents that go on, or were over a moment ago, the worst first.
+  recent(incidents = this.feed.incidents) { return ordered(incidents.filter((one) => isRecent(this.feed, one))); }
+
+  // Puts the ranks that an incident is about before others of its job, and these before all others.
+  sortByTrouble(ranks) {
+    const recent = this.recent(), trouble = new Map(ranks.map((one) => {
+      const own = recent.filter(({ job_id: id }) => id === one.id);
+      return [one, own.some((incident) => incident.ranks.includes(one.rank)) ? 0 : own.length ? 1 : 2];
+    }));
+    return ranks.sort((a, b) => trouble.get(a) - trouble.get(b));
   }
 
   // The GPUs, with those that are gone, in an incident, or fullest first.
   worstGpus() {
-    const recent = new Set(this.feed.incidents.filter((one) => isRecent(this.feed, one)).flatMap(({ gpus }) => gpus.map(({ uuid }) => uuid)));
+    const recent = new Set(this.recent().flatMap(({ gpus }) => gpus.map(({ uuid }) => uuid)));
     const trouble = (gpu) => gpu.up ? recent.has(gpu.uuid) ? 1 : 2 : 0;
     return [...this.feed.gpus.values()].sort((a, b) => trouble(a) - trouble(b) || (shareOf(b) ?? 0) - (shareOf(a) ?? 0));
   }
@@ -245,10 +251,7 @@ class Live {
     const { feed } = this, { chart } = this.region;
     const shown = feed.ranks.list().filter(this.scope.ranks), several = new Set(shown.map(({ id }) => id)).size > 1;
     const most = this.whole.has("ranks") ? MOST_LANES : FEW_LANES;
-    if (shown.length > most) {
-      const trouble = new Map(shown.map((rank) => [rank, this.troubleOf(rank)]));
-      shown.sort((a, b) => trouble.get(a) - trouble.get(b));
-    }
+    if (shown.length > most) this.sortByTrouble(shown);
     chart.lanes = shown.slice(0, most).map((rank) => rank.lane(chart.view, feed.now, several));
     return shown.length;
   }
@@ -374,7 +377,7 @@ class Live {
 
   // The incidents that go on, or were over a moment ago.
   incidentsAbove(incidents) {
-    const recent = ordered(incidents.filter((one) => isRecent(this.feed, one))), isNow = recent.some(({ ended_unix_nano: ended }) => ended === null);
+    const recent = this.recent(incidents), isNow = recent.some(({ ended_unix_nano: ended }) => ended === null);
     if (!recent.length) return [element("p", { class: "about" }, "No incident in the last ten minutes.")];
     return [element("h2", {}, isNow ? "Incidents now" : "Incidents of the last ten minutes"), ...recent.slice(0, MOST_ABOVE).map((one) => this.incidentPanel(one)),
       recent.length > MOST_ABOVE ? element("p", { class: "about" }, `${recent.length - MOST_ABOVE} further ones are below the chart.`) : null];
@@ -382,8 +385,8 @@ class Live {
 
   // All others.
   incidentsBelow(incidents, update) {
-    const recent = ordered(incidents.filter((one) => isRecent(this.feed, one))), others = ordered(incidents.filter((one) => !isRecent(this.feed, one)));
-    const [shown, more] = this.few("incidents", [...recent.slice(MOST_ABOVE), ...others], FEW_ROWS, update);
+    const others = ordered(incidents.filter((one) => !isRecent(this.feed, one)));
+    const [shown, more] = this.few("incidents", [...this.recent(incidents).slice(MOST_ABOVE), ...others], FEW_ROWS, update);
     return shown.length ? [element("h2", {}, "Further incidents"), ...shown.map((one) => this.incidentPanel(one)), more] : [];
   }
 

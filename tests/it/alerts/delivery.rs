@@ -2,7 +2,7 @@
 //! webhook. Only durations differ from the shipped files, so that a test does not take minutes.
 
 use crate::alertmanager::Alertmanager;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, wide};
 use crate::http_server::HttpServer;
 use crate::process::eventually;
 use crate::scraper::Scraper;
@@ -63,16 +63,7 @@ fn one_starved_rank_of_64_is_one_alert_that_is_not_inhibited() {
     else {
         return;
     };
-    let ranks: Vec<String> = (0..64).map(|rank| rank.to_string()).collect();
-    let scenario = format!(
-        "[[gpus]]\ncount = 64\n\n[[jobs]]\nname = \"wide\"\nranks = [{}]\n{}\n[jobs.near_oom]\noffset = \"10 s\"\nfor = \"10 min\"\nfree = \"200 MiB\"\n",
-        ranks.join(", "),
-        include_str!("../../data/training.toml")
-    );
-    let folder = TempDir::new().expect("a temporary directory");
-    let file = folder.path().join("wide.toml");
-    std::fs::write(&file, scenario).expect("writable");
-    let source = format!("sim:{}", file.display());
+    let (_folder, source) = wide(0..64, "offset = \"10 s\"\nfor = \"10 min\"");
     let node = Daemon::start(&["serve", "--source", &source, "--set", "sampling.period=10ms"]);
     let alertmanager = Alertmanager::start(&alertmanager);
     let rules = hastened_rules();

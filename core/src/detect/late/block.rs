@@ -49,7 +49,6 @@ pub(super) struct Run {
 impl LateBlock {
     /// Takes the few steps out that were far longer than the others, and counts the others. Returns the begins and ends of those.
     pub fn take_rare(&mut self) -> Vec<(i64, i64)> {
-        let length_ns = |(begin_ns, end_ns): &(i64, i64)| end_ns - begin_ns;
         let whole_ns = self.spans_ns.first().zip(self.spans_ns.last()).map_or(0, |(first, last)| last.1 - first.0);
         let usual_ns = median(self.spans_ns.iter().map(length_ns)).unwrap_or(0);
         let is_rare = |span: &(i64, i64)| ratio(length_ns(span), usual_ns).is_some_and(|times| times > RARE);
@@ -67,7 +66,7 @@ impl LateBlock {
 
     /// Whether its steps are about as long.
     pub fn is_even(&self) -> bool {
-        let mut lengths_ns: Vec<i64> = self.spans_ns.iter().map(|(begin_ns, end_ns)| end_ns - begin_ns).collect();
+        let mut lengths_ns: Vec<i64> = self.spans_ns.iter().map(length_ns).collect();
         lengths_ns.sort_unstable();
         let (shortest, longest) = (lengths_ns.first(), lengths_ns.iter().nth_back(1));
         shortest
@@ -81,6 +80,10 @@ impl LateBlock {
     pub fn cause_of(&self, key: &RankKey, since_ns: i64) -> Option<LagCause> {
         self.run.as_ref().filter(|run| run.key == *key && run.end_ns > since_ns)?.cause()
     }
+}
+
+fn length_ns((begin_ns, end_ns): &(i64, i64)) -> i64 {
+    end_ns - begin_ns
 }
 
 impl Run {

@@ -118,47 +118,77 @@ pub(super) enum Verdict<'a> {
     Unclear,
 }
 
-/// Which rank is late in a block of steps by what the GPUs did, if it is one.
-pub(super) fn judge<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &LateBlock) -> Verdict<'a> {
-    let others = |position: usize, of: fn(&Mean) -> f64| {
-        let mut others: Vec<f64> =
-            means.iter().enumerate().filter(|(other, _)| *other != position).map(|(_, mean)| of(mean)).collect();
-        others.sort_unstable_by(f64::total_cmp);
-        others.get(others.len().checked_sub(1)? / 2).copied()
-    };
-    let mut late = means.iter().enumerate().filter_map(|(position, mean)| {
-        let (tensor, busy) = (others(position, |mean| mean.tensor)?, others(position, |mean| mean.busy)?);
-        let tensor_ratio = (tensor >= LEAST_TENSOR).then(|| mean.tensor / tensor);
-        let busy_ratio = (busy > 0.0).then(|| mean.busy / busy)?;
+/// How the GPU of a rank differs from those of the others.
+struct Lag {
+    position: usize,
+    cause: LagCause,
+    /// The part of a step that the lag takes at most.
+    share: f64,
+    own: Mean,
+    /// The medians of the others.
+    tensor: f64,
+    busy: f64,
+}
+
+impl Lag {
+    /// Whether the rank at a position is late, by its GPU alone.
+    fn of(position: usize, own: Mean, means: &[Mean]) -> Option<Self> {
+        let others = |of: fn(&Mean) -> f64| {
+            let others = means.iter().enumerate().filter(|(other, _)| *other != position);
+            let mut others: Vec<f64> = others.map(|(_, mean)| of(mean)).collect();
+            others.sort_unstable_by(f64::total_cmp);
+            others.get(others.len().checked_sub(1)? / 2).copied()
+        };
+        let (tensor, busy) = (others(|mean| mean.tensor)?, others(|mean| mean.busy)?);
+        let tensor_ratio = (tensor >= LEAST_TENSOR).then(|| own.tensor / tensor);
+        let busy_ratio = (busy > 0.0).then(|| own.busy / busy)?;
         let (cause, share) = if busy_ratio <= LESS_BUSY {
-            (LagCause::Host, busy - mean.busy)
+            (LagCause::Host, busy - own.busy)
         } else if busy_ratio >= AS_BUSY && tensor_ratio.is_some_and(|ratio| ratio >= MORE_TENSOR) {
-            let cause = if mean.is_throttled { LagCause::Clocks } else { LagCause::Computes };
-            (cause, 1.0 - tensor / mean.tensor)
+            let cause = if own.is_throttled { LagCause::Clocks } else { LagCause::Computes };
+            (cause, 1.0 - tensor / own.tensor)
         } else {
             return None;
         };
-        Some((position, cause, share, (*mean, tensor, busy)))
-    });
+        Some(Self { position, cause, share, own, tensor, busy })
+    }
+
+    /// What was measured, in words.
+    fn numbers(&self, first: Option<u64>) -> String {
+        let from = first.map_or_else(|| "the last steps".to_owned(), |first| format!("the steps from {first} on"));
+        let percent = |share: f64| share * 100.0;
+        format!(
+            "In {from} the tensor cores of its GPU were active in {:.1} % of the time, those of the other ranks in {:.1} % at \
+             the median; the GPU was busy in {:.0} % of it, theirs in {:.0} %. The steps of all ranks take the \
+             same time, because they wait for each other.",
+            percent(self.own.tensor),
+            percent(self.tensor),
+            percent(self.own.busy),
+            percent(self.busy),
+        )
+    }
+}
+
+/// Which rank is late in a block of steps by what the GPUs did, if it is one.
+pub(super) fn judge<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], block: &LateBlock) -> Verdict<'a> {
+    let mut late = means.iter().enumerate().filter_map(|(position, own)| Lag::of(position, *own, means));
     let (first, second) = (late.next(), late.next());
-    let Some((position, cause, share, (mean, tensor, busy))) = first else { return Verdict::Even };
-    let Some(member) = group.members.get(position).filter(|_| second.is_none()) else { return Verdict::Unclear };
+    let Some(lag) = first else { return Verdict::Even };
+    let Some(member) = group.members.get(lag.position).filter(|_| second.is_none()) else { return Verdict::Unclear };
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a part of a step")]
-    let most_ns = (block.step_ns as f64 * share) as i64;
+    let most_ns = (block.step_ns as f64 * lag.share) as i64;
     // What is done in the late part may use the tensor cores more than the rest. What steps took before is the better bound.
     let longer_ns = median(block.healthy_ns.iter().copied()).map(|healthy_ns| block.step_ns - healthy_ns);
     let lag_ns = longer_ns.map_or(most_ns, |ns| ns.min(most_ns));
-    let least = if cause == LagCause::Host { HOST_SLOWDOWN } else { SLOWDOWN };
+    let least = if lag.cause == LagCause::Host { HOST_SLOWDOWN } else { SLOWDOWN };
     let slows = ratio(block.step_ns, block.step_ns - lag_ns).is_some_and(|slowdown| slowdown >= least);
     if lag_ns < view.settings.lag_ns || !slows {
         return Verdict::Even;
     }
-    let from = block.first.map_or_else(|| "the last steps".to_owned(), |first| format!("the steps from {first} on"));
-    let percent = |share: f64| share * 100.0;
     Verdict::Late(Found {
         member,
         phase: None,
-        cause: Some(cause),
+        cause: Some(lag.cause),
         lag_ns,
         collected_ns: 0,
         host_share: 0.0,
@@ -168,20 +198,12 @@ pub(super) fn judge<'a>(view: &View<'_>, group: &'a Group<'_>, means: &[Mean], b
         // The next block may take as long.
         hold_ns: 2 * (view.now_ns - block.begin_ns),
         evidence: vec![
-            Evidence { name: "tensor_active_ratio", value: mean.tensor },
-            Evidence { name: "peers_tensor_active_ratio", value: tensor },
-            Evidence { name: "busy_ratio", value: mean.busy },
-            Evidence { name: "peers_busy_ratio", value: busy },
+            Evidence { name: "tensor_active_ratio", value: lag.own.tensor },
+            Evidence { name: "peers_tensor_active_ratio", value: lag.tensor },
+            Evidence { name: "busy_ratio", value: lag.own.busy },
+            Evidence { name: "peers_busy_ratio", value: lag.busy },
         ],
-        numbers: format!(
-            "In {from} the tensor cores of its GPU were active in {:.1} % of the time, those of the other ranks in {:.1} % at \
-             the median; the GPU was busy in {:.0} % of it, theirs in {:.0} %. The steps of all ranks take the \
-             same time, because they wait for each other.",
-            percent(mean.tensor),
-            percent(tensor),
-            percent(mean.busy),
-            percent(busy),
-        ),
+        numbers: lag.numbers(block.first),
         certainty: Certainty::Suspected,
     })
 }
