@@ -80,9 +80,14 @@ KINDS = {
         "Two readings in a row showed it, the generation while the GPU was busy",
         "Look for PCIe errors in the kernel's log, and have the GPU or its riser seated again",
         "pcie-degraded"),
+    "nvlink_degraded": (
+        "NVLinks of a GPU are down, or had to send data again",
+        "Two readings in a row showed fewer links than before or than another GPU has, or their error counters rose",
+        "Compare nvidia-smi nvlink -s and -e with the node's other GPUs, and have the GPU and its board checked",
+        "nvlink-degraded"),
     "gpu_unhealthy": (
         "The driver asks for a GPU to be reset or replaced",
-        "It reports rows of memory that wait to be remapped or cannot be, or a recovery action",
+        "It reports rows of memory that wait to be remapped or cannot be, a recovery action, or a GPU outside of its NVLink fabric",
         "Drain the GPU, then reset it, reboot the node or have the GPU replaced; the live page has which",
         "gpu-unhealthy"),
     "gpu_lost": (

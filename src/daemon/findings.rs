@@ -323,6 +323,23 @@ fn a_narrow_link_and_a_gpu_that_needs_a_reset_are_reported() {
 }
 
 #[test]
+fn nvlinks_that_are_down_or_send_again_and_a_gpu_outside_of_its_fabric_are_reported() {
+    let of = |gpu: usize, what: &str| format!("[[degraded]]\ngpu = {gpu}\nat = \"1 s\"\nfor = \"1 h\"\n{what}\n");
+    let played = play(&training(&(of(0, "nvlinks_down = 2") + &of(1, "nvlink_replays = 3"))), 70);
+    let signs: Vec<_> = played.of(FindingKind::NvlinkDegraded).map(|(_, sign)| sign).collect();
+    let first = |gpu| signs.iter().find(|sign| sign.subject.gpu == Some(gpu)).expect("reported");
+    assert_eq!(first(0).text.what, "Only 16 NVLinks of GPU 0 are up, instead of 18.");
+    assert_eq!((first(0).subject.rank, first(1).subject.rank), (Some(0), Some(1)));
+    assert!(first(1).text.why.starts_with("87 replays, 0 recoveries"), "{}", first(1).text.why);
+    assert_eq!(played.kinds(), ["nvlink_degraded"]);
+    let idle = format!("[[gpus]]\ncount = 2\n\n{}", of(1, "outside_fabric = true"));
+    let played = play_with(&idle, 70, Settings::default());
+    let (_, outside) = played.first(FindingKind::GpuUnhealthy);
+    assert_eq!((outside.subject.gpu, outside.severity), (Some(1), Severity::Critical));
+    assert_eq!(outside.text.what, "GPU 1 has not joined the NVLink fabric.");
+}
+
+#[test]
 fn memory_that_is_held_with_nothing_running_is_idle() {
     let scenario = training("steps = 5");
     let settings = Settings { idle_after_ns: 2 * SECOND_NS, ..Settings::default() };

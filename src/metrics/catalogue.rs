@@ -111,6 +111,12 @@ metrics! {
         "Payload bytes received over all NVLinks. From an NVML counter, every 30 s, because the call takes 1 to 3 ms.";
     GPU_NVLINK_TRANSMITTED = Counter "highwater_gpu_nvlink_transmitted_bytes_total" ["gpu", "uuid"]
         "Payload bytes sent over all NVLinks. From an NVML counter, every 30 s, because the call takes 1 to 3 ms.";
+    GPU_NVLINK_ERRORS = Counter "highwater_gpu_nvlink_errors_total" ["gpu", "uuid", "error_type"]
+        "Errors of all NVLinks since the driver was loaded, after which data was sent again: `replay` (a packet), `recovery` (a link was trained again), `crc` (a wrong checksum). From NVML, every 30 s; Blackwell does not count them. DCGM's NVLINK_REPLAY_, RECOVERY_ and CRC_FLIT_ERROR_COUNT_TOTAL.";
+    GPU_NVLINKS = Gauge "highwater_gpu_nvlinks" ["gpu", "uuid", "state"]
+        "NVLinks that are `up`, and those that are `down`; a board may leave some of a GPU's links unconnected. From NVML, every 30 s.";
+    GPU_FABRIC_JOINED = Gauge "highwater_gpu_fabric_joined" ["gpu", "uuid"]
+        "Whether the GPU has joined the NVLink fabric; until then CUDA does not start on it. Absent where there is no fabric. From NVML, every 30 s.";
     GPU_BAR1_USED = Gauge "highwater_gpu_bar1_used_bytes" ["gpu", "uuid"]
         "BAR1 aperture in use. From NVML, every 30 s.";
     GPU_ECC_ERRORS = Counter "highwater_gpu_ecc_errors_total" ["gpu", "uuid", "error_type"]

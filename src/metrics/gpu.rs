@@ -173,6 +173,19 @@ fn rare(view: &View, out: &mut Families) {
     let reading = &latest.reading;
     out.count(&c::GPU_NVLINK_RECEIVED, &view.labels, reading.nvlink_received_bytes);
     out.count(&c::GPU_NVLINK_TRANSMITTED, &view.labels, reading.nvlink_transmitted_bytes);
+    let errors = [
+        ("replay", reading.nvlink_errors.replays),
+        ("recovery", reading.nvlink_errors.recoveries),
+        ("crc", reading.nvlink_errors.crc),
+    ];
+    for (kind, count) in errors {
+        out.count(&c::GPU_NVLINK_ERRORS, view.labels.with(kind), count);
+    }
+    if let Some((up, down)) = reading.nvlinks.map(|links| links.counts()) {
+        out.count(&c::GPU_NVLINKS, view.labels.with("up"), Some(up.into()));
+        out.count(&c::GPU_NVLINKS, view.labels.with("down"), Some(down.into()));
+    }
+    out.count(&c::GPU_FABRIC_JOINED, &view.labels, reading.fabric.map(|fabric| fabric.has_joined().into()));
     out.count(&c::GPU_BAR1_USED, &view.labels, reading.bar1_used_bytes);
     out.number(&c::GPU_POWER_LIMIT, &view.labels, reading.power_limit_watts);
     out.number(&c::GPU_TEMPERATURE_LIMIT, view.labels.with("slowdown"), reading.slowdown_celsius);

@@ -10,7 +10,7 @@ use super::pcie::Bytes;
 use super::raw::{Field, Handle, MemoryVersion, ProcessKind};
 use super::unit::{Ask, Unit};
 use super::{Nvml, processes};
-use highwater_core::gpu::{Activity, Medium, PcieLink, Process, Rare, Slow};
+use highwater_core::gpu::{Activity, Medium, NvLinkErrors, PcieLink, Process, Rare, Slow};
 use highwater_core::source::{CallStats, Error};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold};
 use nvml_wrapper::error::NvmlError;
@@ -90,34 +90,39 @@ impl<'a> Questions<'a> {
         milliwatts.map(thousandth)
     }
 
-    /// Total memory, NVLink, BAR1, limits and the PCIe link.
+    /// Total memory, NVLink and its fabric, BAR1, limits and the PCIe link.
     pub(super) fn rare(&self) -> Rare {
         let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
         let bar1_used_bytes = self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used);
-        let [nvlink_transmitted_bytes, nvlink_received_bytes] = if self.unit.instance.is_some() {
-            [None, None]
-        } else {
-            self.pair(Ask::Nvlink, |gpu| self.nvml.raw.nvlink_counters(gpu))
-                .map(|kib| kib.and_then(|kib| kib.checked_mul(1024)))
-        };
-        Rare {
+        let memory = Rare {
             memory_total_bytes: memory.map(|memory| memory.total),
             memory_reserved_bytes: memory.and_then(|memory| memory.reserved),
             bar1_used_bytes,
+            ..Rare::default()
+        };
+        if self.unit.instance.is_some() {
+            return memory;
+        }
+        let [nvlink_transmitted_bytes, nvlink_received_bytes] = self
+            .counters(Ask::Nvlink, |gpu| self.nvml.raw.nvlink_counters(gpu))
+            .map(|kib| kib.and_then(|kib| kib.checked_mul(1024)));
+        let [replays, recoveries, crc] = self.counters(Ask::NvlinkErrors, |gpu| self.nvml.raw.nvlink_errors(gpu));
+        Rare {
             nvlink_received_bytes,
             nvlink_transmitted_bytes,
+            nvlinks: self.raw(Ask::NvlinkState, |gpu| self.nvml.raw.nvlinks(gpu)),
+            nvlink_errors: NvLinkErrors { replays, recoveries, crc },
+            fabric: self.raw(Ask::Fabric, |gpu| self.nvml.raw.fabric(gpu)),
             power_limit_watts: self.power_limit_watts(),
             slowdown_celsius: self.threshold_celsius(Ask::Slowdown, TemperatureThreshold::Slowdown),
             shutdown_celsius: self.threshold_celsius(Ask::Shutdown, TemperatureThreshold::Shutdown),
             pcie_link: self.pcie_link(),
+            ..memory
         }
     }
 
     /// The link of a whole GPU. A generation or a width of 0 is none.
     fn pcie_link(&self) -> Option<PcieLink> {
-        if self.unit.instance.is_some() {
-            return None;
-        }
         let link = self.wrapped(Ask::PcieLink, |gpu| {
             Ok(PcieLink {
                 generation: gpu.current_pcie_link_gen()?,
@@ -144,9 +149,6 @@ impl<'a> Questions<'a> {
 
     /// A limit of a whole GPU. A limit of 0 cannot be one: the driver does not know it.
     fn limit(&self, ask: Ask, make: impl FnOnce(nvml_wrapper::Device<'a>) -> Result<u32, NvmlError>) -> Option<u32> {
-        if self.unit.instance.is_some() {
-            return None;
-        }
         self.wrapped(ask, make).filter(|limit| *limit > 0)
     }
 
@@ -164,7 +166,7 @@ impl<'a> Questions<'a> {
         if self.unit.instance.is_some() {
             return Bytes::default();
         }
-        let counters = self.pair(Ask::Pcie, |gpu| self.nvml.raw.pcie_counters(gpu));
+        let counters = self.counters(Ask::Pcie, |gpu| self.nvml.raw.pcie_counters(gpu));
         if !self.unit.is_unsupported(Ask::Pcie) {
             return counters;
         }
@@ -185,13 +187,20 @@ impl<'a> Questions<'a> {
         is_whole.then(|| processes::merge(&[compute, graphics.unwrap_or_default()]))
     }
 
-    /// Two counters of one call, each `None` if it alone is not available.
-    fn pair(&self, ask: Ask, make: impl FnOnce(Handle) -> Result<[Result<Field, Code>; 2], Code>) -> [Option<u64>; 2] {
-        self.raw(ask, |gpu| match make(gpu)?.map(|counter| counter.and_then(wide)) {
-            [Err(first), Err(_)] => Err(first),
-            counters => Ok(counters.map(Result::ok)),
-        })
-        .unwrap_or_default()
+    /// The counters of one call, each `None` if it alone is not available.
+    fn counters<const N: usize>(
+        &self,
+        ask: Ask,
+        make: impl FnOnce(Handle) -> Result<[Result<Field, Code>; N], Code>,
+    ) -> [Option<u64>; N] {
+        let counters = self.raw(ask, |gpu| {
+            let counters = make(gpu)?.map(|counter| counter.and_then(wide));
+            match counters.first() {
+                Some(Err(first)) if counters.iter().all(Result::is_err) => Err(*first),
+                _ => Ok(counters.map(Result::ok)),
+            }
+        });
+        counters.unwrap_or([None; N])
     }
 
     fn wrapped<T>(&self, ask: Ask, make: impl FnOnce(nvml_wrapper::Device<'a>) -> Result<T, NvmlError>) -> Option<T> {

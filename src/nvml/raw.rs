@@ -5,6 +5,7 @@
 //! loaded; [`Nvml`](super::Nvml) owns both.
 
 use super::errors::Code;
+use highwater_core::gpu::{Fabric, NvLinks};
 use nvml_wrapper_sys::bindings as sys;
 use sys::field_id;
 
@@ -24,6 +25,8 @@ type Reasons = unsafe extern "C" fn(Device, *mut u64) -> Return;
 type Rows = unsafe extern "C" fn(Device, *mut u32, *mut u32, *mut u32, *mut u32) -> Return;
 type Processes = unsafe extern "C" fn(Device, *mut u32, *mut sys::nvmlProcessInfo_t) -> Return;
 type Number = unsafe extern "C" fn(Device, *mut u32) -> Return;
+type LinkState = unsafe extern "C" fn(Device, u32, *mut sys::nvmlEnableState_t) -> Return;
+type FabricInfo = unsafe extern "C" fn(Device, *mut sys::nvmlGpuFabricInfo_t) -> Return;
 type Attributes = unsafe extern "C" fn(Device, *mut sys::nvmlDeviceAttributes_t) -> Return;
 
 /// A device handle that NVML gave out.
@@ -96,6 +99,8 @@ pub(super) struct RawFunctions {
     gpu_instance_id: Option<Number>,
     compute_instance_id: Option<Number>,
     attributes: Option<Attributes>,
+    nvlink_state: Option<LinkState>,
+    fabric: Option<FabricInfo>,
     /// Whether this NVML may write longer process structures.
     writes_long_processes: bool,
 }
@@ -124,6 +129,8 @@ impl RawFunctions {
             gpu_instance_id: resolved(&library.nvmlDeviceGetGpuInstanceId),
             compute_instance_id: resolved(&library.nvmlDeviceGetComputeInstanceId),
             attributes: resolved(&library.nvmlDeviceGetAttributes_v2),
+            nvlink_state: resolved(&library.nvmlDeviceGetNvLinkState),
+            fabric: resolved(&library.nvmlDeviceGetGpuFabricInfo),
             writes_long_processes: driver_version.is_some_and(writes_long_processes),
         }
     }
@@ -196,6 +203,46 @@ impl RawFunctions {
         let (sent, received) =
             (field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX);
         self.fields(handle, [(sent, ALL_LINKS), (received, ALL_LINKS)])
+    }
+
+    /// Errors of NVLinks, the sum of all links: replays, recoveries, wrong checksums.
+    pub(super) fn nvlink_errors(&self, handle: Handle) -> Result<[Result<Field, Code>; 3], Code> {
+        let ids = [
+            field_id::NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
+            field_id::NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
+            field_id::NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
+        ];
+        self.fields(handle, ids.map(|id| (id, ALL_LINKS)))
+    }
+
+    /// Which NVLinks are up. Links from the first one on that the GPU does not know are not present.
+    pub(super) fn nvlinks(&self, handle: Handle) -> Result<NvLinks, Code> {
+        let call = self.nvlink_state.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut links = NvLinks::default();
+        for link in 0..sys::NVML_NVLINK_MAX_LINKS.min(u32::BITS) {
+            let mut state = 0;
+            // SAFETY: the handle is NVML's own, and `state` outlives the call.
+            match Code::check(unsafe { call(handle.0, link, &raw mut state) }) {
+                Ok(()) => {}
+                Err(Code::INVALID_ARGUMENT | Code::NOT_SUPPORTED) if links.present != 0 => break,
+                Err(code) => return Err(code),
+            }
+            links.present |= 1 << link;
+            links.up |= u32::from(state == sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED) << link;
+        }
+        Ok(links)
+    }
+
+    /// The GPU's part in the NVLink fabric.
+    pub(super) fn fabric(&self, handle: Handle) -> Result<Fabric, Code> {
+        let call = self.fabric.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut info = sys::nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0 };
+        // SAFETY: the handle is NVML's own, and `info` outlives the call.
+        Code::check(unsafe { call(handle.0, &raw mut info) })?;
+        match info.state {
+            0 => Err(Code::NOT_SUPPORTED),
+            state => Ok(Fabric { state: state.into(), status: info.status }),
+        }
     }
 
     /// Values of fields, each an id with its scope, in one call.

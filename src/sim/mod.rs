@@ -18,13 +18,14 @@ mod window;
 pub use scenario::{Scenario, ScenarioError};
 
 use gpu::{DeviceLevel, Gpu};
-use highwater_core::gpu::{Device, Medium, Pcie, PcieLink, Process, Rare, Slow};
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::{Device, Fabric, Medium, NvLinkErrors, NvLinks, Pcie, PcieLink, Process, Rare, Slow};
 use highwater_core::source::{Call, CallStats, DriverEvent, Error, Source};
 use highwater_core::wire::Annotation;
 use job::{Plan, RankEvent, Select, Timeline, What};
 use meters::{Meter, Meters};
 use scenario::fleet::Fleet;
-use scenario::{Degraded, Lost, Spike, Xid};
+use scenario::{Degraded, Lost, NVLINKS, Spike, Xid};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -108,6 +109,28 @@ impl Sim {
             width: degraded.pcie_width.unwrap_or(link.width),
             ..link
         })
+    }
+
+    /// A device's NVLinks, of which those with the highest numbers go down.
+    fn nvlinks(&self, gpu: usize, since_ns: i64) -> NvLinks {
+        let down = self.degraded(gpu, since_ns).map(|degraded| degraded.nvlinks_down).max().unwrap_or(0);
+        NvLinks { present: (1 << NVLINKS) - 1, up: (1 << NVLINKS.saturating_sub(down)) - 1 }
+    }
+
+    /// Errors of a device's NVLinks until a time.
+    fn nvlink_errors(&self, gpu: usize, since_ns: i64) -> NvLinkErrors {
+        let all = self.degraded.get(gpu).into_iter().flatten();
+        let replays = all.map(|(window, degraded)| {
+            let open_seconds = u64::try_from(window.open_ns_until(since_ns) / SECOND_NS).unwrap_or(0);
+            open_seconds.saturating_mul(degraded.nvlink_replays.into())
+        });
+        NvLinkErrors { replays: Some(replays.sum()), recoveries: Some(0), crc: Some(0) }
+    }
+
+    /// Whether a device has joined the fabric: its state is "in progress" until then.
+    fn fabric(&self, gpu: usize, since_ns: i64) -> Fabric {
+        let is_outside = self.degraded(gpu, since_ns).any(|degraded| degraded.outside_fabric);
+        Fabric { state: if is_outside { 2 } else { 3 }, status: 0 }
     }
 
     /// In which ways a device is degraded at a time.
@@ -243,6 +266,11 @@ impl Source for Sim {
             nvlink_received_bytes: nvlink,
             nvlink_transmitted_bytes: nvlink,
             pcie_link: calls.time(Call::PcieLink, || level().map(|_| self.pcie_link(gpu, since_ns))),
+            nvlinks: calls.time(Call::NvlinkState, || level().map(|_| self.nvlinks(gpu, since_ns))),
+            nvlink_errors: calls
+                .time(Call::NvlinkErrors, || level().map(|_| self.nvlink_errors(gpu, since_ns)))
+                .unwrap_or_default(),
+            fabric: calls.time(Call::Fabric, || level().map(|_| self.fabric(gpu, since_ns))),
             ..memory
         }
     }

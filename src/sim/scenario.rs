@@ -408,6 +408,9 @@ pub struct Lost {
     pub lasting: Nanoseconds,
 }
 
+/// NVLinks of a simulated GPU, as an H200 has them.
+pub const NVLINKS: u32 = 18;
+
 /// A GPU that works worse than it should for a while, in what the driver reports of it. Jobs on it are no slower.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -438,6 +441,15 @@ pub struct Degraded {
     pub row_remap_failed: bool,
     /// NVIDIA's number of the action that the driver asks for.
     pub recovery_action: Option<u64>,
+    /// How many of its 18 NVLinks are down.
+    #[serde(default)]
+    pub nvlinks_down: u32,
+    /// Packets a second that its NVLinks send again.
+    #[serde(default)]
+    pub nvlink_replays: u32,
+    /// Whether it has not joined the NVLink fabric.
+    #[serde(default)]
+    pub outside_fabric: bool,
 }
 
 fn default_clock() -> f64 {

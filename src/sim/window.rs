@@ -22,6 +22,14 @@ impl Window {
         self.every_ns.map_or(since, |every| since % every) < self.lasting_ns
     }
 
+    /// How long it was open until this time.
+    pub(super) fn open_ns_until(&self, at_ns: i64) -> i64 {
+        let since_ns = at_ns.saturating_sub(self.offset_ns).max(0);
+        let every_ns = self.every_ns.unwrap_or(i64::MAX);
+        let lasting_ns = self.lasting_ns.min(every_ns);
+        (since_ns / every_ns).saturating_mul(lasting_ns).saturating_add((since_ns % every_ns).min(lasting_ns))
+    }
+
     /// The first time after `after_ns` at which it opens; `None` if it never opens again.
     pub(super) fn next_opening_ns(&self, after_ns: i64) -> Option<i64> {
         if after_ns < self.offset_ns {
@@ -42,6 +50,9 @@ mod tests {
         let open: Vec<i64> = (-100..250).filter(|at| window.contains(*at)).collect();
         assert_eq!(open, [10, 11, 12, 13, 14, 110, 111, 112, 113, 114, 210, 211, 212, 213, 214]);
         assert_eq!(Window { every_ns: None, ..window }.next_opening_ns(10), None);
+        let until = |window: Window| [0, 12, 15, 109, 112, 1_000].map(|at| window.open_ns_until(at));
+        assert_eq!(until(window), [0, 2, 5, 5, 7, 50]);
+        assert_eq!(until(Window { every_ns: None, ..window }), [0, 2, 5, 5, 5, 5]);
         for (after, opening) in [(-5, 10), (9, 10), (10, 110), (109, 110), (110, 210)] {
             assert_eq!(window.next_opening_ns(after), Some(opening));
         }

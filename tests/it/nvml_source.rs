@@ -13,7 +13,7 @@ mod probe;
 
 use crate::fake_nvml::Control;
 use highwater::nvml::{self, Nvml};
-use highwater_core::gpu::{Activity, Pcie, PcieLink};
+use highwater_core::gpu::{Activity, Fabric, NvLinkErrors, NvLinks, Pcie, PcieLink};
 use highwater_core::source::{CallStats, Error, OpenError, Source};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,6 +99,30 @@ fn every_lane_answers_in_base_units() {
     assert_eq!(nvml.processes(0, 0, &calls), Some(Vec::new()));
     let rare = nvml.rare(0, 0, &calls);
     assert_eq!((rare.nvlink_received_bytes, rare.nvlink_transmitted_bytes), (None, None), "this GPU has no NVLink");
+}
+
+#[test]
+fn nvlinks_are_read_one_by_one_and_their_errors_as_a_sum() {
+    let link = |is_down: bool| json!({"is_down": is_down, "replays": 2, "recoveries": 1, "crc": 100});
+    let node = Node::with(json!({"gpus": [
+        {"nvlink": [link(false), link(true), link(false)], "fabric": [3, 0]},
+        {"nvlink": [link(false)], "fabric": [2, 0], "field_errors": {"161": 3}},
+        {"mig": [{"uuid": "MIG-x"}], "nvlink": [link(false)]},
+    ]}));
+    let (nvml, calls) = (node.open(), CallStats::default());
+    let rare = nvml.rare(0, 0, &calls);
+    assert_eq!(rare.nvlinks, Some(NvLinks { present: 0b111, up: 0b101 }));
+    assert_eq!(rare.nvlink_errors, NvLinkErrors { replays: Some(6), recoveries: Some(3), crc: Some(300) });
+    assert_eq!(rare.fabric, Some(Fabric { state: 3, status: 0 }));
+    let rare = nvml.rare(1, 0, &calls);
+    assert_eq!(rare.nvlink_errors, NvLinkErrors { replays: None, recoveries: Some(1), crc: Some(100) });
+    assert_eq!(
+        (rare.nvlinks, rare.fabric),
+        (Some(NvLinks { present: 1, up: 1 }), Some(Fabric { state: 2, status: 0 }))
+    );
+    let [parent, instance] = [2, 3].map(|gpu| nvml.rare(gpu, 0, &calls));
+    assert_eq!((parent.nvlinks.map(|links| links.counts()), parent.fabric), (Some((1, 0)), None), "no fabric");
+    assert_eq!((instance.nvlinks, instance.nvlink_errors), (None, NvLinkErrors::default()));
 }
 
 #[test]

@@ -27,6 +27,7 @@ crate::labels! {
         IdleGpu = "idle_gpu",
         GpuThrottled = "gpu_throttled",
         PcieDegraded = "pcie_degraded",
+        NvlinkDegraded = "nvlink_degraded",
         GpuUnhealthy = "gpu_unhealthy",
         GpuLost = "gpu_lost",
         Xid = "xid",

@@ -1,13 +1,15 @@
 //! `gpu_unhealthy`: the driver says that a GPU needs a reset, a reboot or to be replaced.
 //!
 //! Based on the state of row remapping and on NVIDIA's recovery action, which stay until someone acts. Jobs may go on
-//! meanwhile, so that nothing else shows them.
+//! meanwhile, so that nothing else shows them. A GPU on which nothing runs and that has not joined the NVLink fabric in two
+//! readings, 30 s apart, cannot start any.
 
+use super::agree::InARow;
 use super::detector::{Detector, Trouble};
 use super::finding::{Certainty, FindingKind, Severity, Sign, Text};
 use super::view::{Since, View};
 use crate::clock::SECOND_NS;
-use crate::gpu::Slow;
+use crate::gpu::{Fabric, Slow};
 
 /// A reading that is older says nothing.
 const OLD_NS: i64 = 60 * SECOND_NS;
@@ -37,6 +39,9 @@ const REMAP_PENDING: Ailment = Ailment {
     why: "The driver reports that remapping is pending.",
     advice: "Reset the GPU when its job has ended (nvidia-smi --gpu-reset), or reboot the node.",
 };
+const NOT_STARTED: Ailment = unjoined("It has not begun to join.");
+const JOINING: Ailment = unjoined("It has been joining for more than 30 s.");
+const NOT_JOINED: Ailment = unjoined("It tried to join, and failed.");
 /// NVIDIA's recovery actions, by their number in NVML.
 const ACTIONS: &[(u64, Ailment)] = &[
     (
@@ -89,12 +94,33 @@ const OTHER_ACTION: Ailment = Ailment {
     advice: "Look at it with nvidia-smi -q, and act on it.",
 };
 
+/// A GPU outside of the fabric that it belongs to.
+const fn unjoined(why: &'static str) -> Ailment {
+    Ailment {
+        code: 3,
+        severity: Severity::Critical,
+        what: "has not joined the NVLink fabric",
+        why,
+        advice: "CUDA does not start on it until then (error 802: system not yet initialized). Look whether \
+                 nvidia-fabricmanager runs, with the driver's version, and what it logs; nvidia-smi -q shows the state \
+                 under Fabric.",
+    }
+}
+
 /// Follows since when each GPU has each of them.
 #[derive(Debug, Default)]
 pub(super) struct GpuUnhealthy {
     failed: Since,
     pending: Since,
     action: Since,
+    unjoined: Vec<Unjoined>,
+}
+
+/// Readings of one GPU's part in the fabric.
+#[derive(Debug, Clone, Copy, Default)]
+struct Unjoined {
+    read_ns: Option<i64>,
+    seen: InARow,
 }
 
 impl Detector for GpuUnhealthy {
@@ -112,6 +138,39 @@ impl Detector for GpuUnhealthy {
                 signs.extend(begin_ns.zip(ailment).map(|(begin_ns, ailment)| ailment.sign(view, gpu, begin_ns)));
             }
         }
+        self.unjoined.resize_with(view.gpus.len(), Unjoined::default);
+        for (gpu, unjoined) in self.unjoined.iter_mut().enumerate() {
+            let found = unjoined.look(view, gpu);
+            signs.extend(found.map(|(begin_ns, ailment)| ailment.sign(view, gpu, begin_ns)));
+        }
+    }
+}
+
+impl Unjoined {
+    /// Since when a GPU on which nothing runs is outside of its fabric, and how.
+    fn look(&mut self, view: &View<'_>, gpu: usize) -> Option<(i64, &'static Ailment)> {
+        let state = view.gpus.get(gpu)?;
+        let rare = state.rare().filter(|rare| view.now_ns - rare.at_ns < 2 * OLD_NS);
+        // A process has a context, so CUDA works there, whatever the driver says of the fabric.
+        let runs = state.processes().is_some_and(|processes| !processes.reading.is_empty());
+        let read = rare.and_then(|rare| Some((rare.at_ns, rare.reading.fabric.filter(|_| !runs)?)));
+        let Some((at_ns, fabric)) = read else {
+            *self = Self::default();
+            return None;
+        };
+        if self.read_ns.replace(at_ns) != Some(at_ns) {
+            self.seen.note(at_ns, !fabric.has_joined());
+        }
+        self.seen.since_ns().map(|begin_ns| (begin_ns, outside(fabric)))
+    }
+}
+
+/// What a GPU that has not joined lacks.
+fn outside(fabric: Fabric) -> &'static Ailment {
+    match fabric.state {
+        1 => &NOT_STARTED,
+        2 => &JOINING,
+        _ => &NOT_JOINED,
     }
 }
 
@@ -182,6 +241,31 @@ mod tests {
         look(&mut hand, &mut detector, 7, ill);
         hand.now_ns += OLD_NS;
         assert!(hand.look(&mut detector).0.is_empty(), "an old reading");
+    }
+
+    #[test]
+    fn a_gpu_that_stays_outside_of_its_fabric_is_reported_unless_something_runs_on_it() {
+        use crate::gpu::{Process, Rare};
+        let (mut hand, mut detector) = (Hand::new(2), GpuUnhealthy::default());
+        let mut at = |second: i64, fabric: Option<(u32, u32)>, runs: bool| {
+            hand.now_ns = second * SECOND_NS;
+            let fabric = fabric.map(|(state, status)| Fabric { state, status });
+            hand.gpus[1].set_rare(hand.now_ns, Rare { fabric, ..Rare::default() });
+            let process = Process { pid: 7, used_bytes: None };
+            hand.gpus[1].set_processes(hand.now_ns, Some(if runs { vec![process] } else { Vec::new() }));
+            let signs = hand.look(&mut detector).0;
+            assert_eq!(hand.look(&mut detector).0.len(), signs.len(), "the same reading again");
+            signs.into_iter().map(|sign| (sign.begin_ns / SECOND_NS, sign.text.what, sign.text.why)).collect::<Vec<_>>()
+        };
+        assert!(at(0, Some((3, 0)), false).is_empty() && at(30, Some((3, 0)), false).is_empty(), "joined");
+        assert!(at(60, Some((2, 0)), false).is_empty(), "it may be on its way");
+        let what = "GPU 1 has not joined the NVLink fabric.".to_owned();
+        assert_eq!(at(90, Some((2, 0)), false), [(60, what.clone(), JOINING.why.to_owned())]);
+        assert_eq!(at(120, Some((3, 999)), false), [(60, what, NOT_JOINED.why.to_owned())]);
+        assert!(at(150, Some((1, 0)), true).is_empty(), "CUDA works there");
+        assert!(at(180, Some((1, 0)), false).is_empty() && at(210, None, false).is_empty(), "no fabric");
+        assert!(at(240, Some((1, 0)), false).is_empty());
+        assert_eq!(at(270, Some((1, 0)), false)[0].2, NOT_STARTED.why);
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Cause {
             FindingKind::StageImbalance | FindingKind::UnevenWork => Cause::Imbalance,
             FindingKind::IdleGpu => Cause::Idle,
             FindingKind::SlowSteps => Cause::Unexplained,
-            FindingKind::GpuThrottled | FindingKind::PcieDegraded => Cause::HeldBack,
+            FindingKind::GpuThrottled | FindingKind::PcieDegraded | FindingKind::NvlinkDegraded => Cause::HeldBack,
             FindingKind::GpuUnhealthy | FindingKind::GpuLost | FindingKind::Xid => Cause::Gpu,
         }
     }
@@ -96,6 +96,7 @@ pub(super) fn slows_steps(kind: FindingKind) -> bool {
         | FindingKind::HostOom
         | FindingKind::GpuThrottled
         | FindingKind::PcieDegraded
+        | FindingKind::NvlinkDegraded
         | FindingKind::GpuUnhealthy
         | FindingKind::GpuLost
         | FindingKind::Xid => true,
@@ -109,7 +110,10 @@ fn order(kind: FindingKind) -> u8 {
     match kind {
         FindingKind::Oom | FindingKind::HostOom | FindingKind::Xid => 0,
         FindingKind::MemoryGrowth | FindingKind::GpuLost | FindingKind::GpuThrottled => 1,
-        FindingKind::LowHeadroom | FindingKind::GpuUnhealthy | FindingKind::PcieDegraded => 2,
+        FindingKind::LowHeadroom
+        | FindingKind::GpuUnhealthy
+        | FindingKind::PcieDegraded
+        | FindingKind::NvlinkDegraded => 2,
         FindingKind::AllocatorThrash | FindingKind::InputStall | FindingKind::StageImbalance => 3,
         FindingKind::CommStarvation | FindingKind::UnevenWork | FindingKind::IdleGpu => 4,
         FindingKind::Straggler => 5,

@@ -9,6 +9,7 @@
 //! for a cause comes after the detectors that report it; otherwise the order does not matter. Its cause, and its place among what
 //! follows from what, are two lines in `incident.rs`.
 
+mod agree;
 mod allocator_thrash;
 mod beside;
 mod board;
@@ -31,6 +32,7 @@ mod lasting;
 mod late;
 mod low_headroom;
 mod memory_growth;
+mod nvlink_degraded;
 mod oom;
 mod pcie_degraded;
 mod peaks;
@@ -300,6 +302,7 @@ impl State {
                 Box::new(idle_gpu::IdleGpu::default()),
                 Box::new(gpu_throttled::GpuThrottled::default()),
                 Box::new(pcie_degraded::PcieDegraded::default()),
+                Box::new(nvlink_degraded::NvlinkDegraded::default()),
                 Box::new(gpu_unhealthy::GpuUnhealthy::default()),
                 Box::new(gpu_lost::GpuLost::default()),
                 Box::new(xid::XidDetector::default()),

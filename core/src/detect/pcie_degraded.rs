@@ -3,6 +3,7 @@
 //! Fewer lanes are always a fault. A lower generation is one only while the GPU works: an idle GPU may lower it to save power.
 //! The driver is asked every 30 s, and two readings in a row must agree.
 
+use super::agree::InARow;
 use super::detector::{Detector, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Text};
 use super::view::View;
@@ -11,8 +12,6 @@ use crate::gpu::PcieLink;
 
 /// A GPU works if a kernel ran for at least this share of the driver's last window.
 const BUSY: f64 = 0.5;
-/// Readings in a row that must agree.
-const READINGS: u32 = 2;
 /// Without another reading for this long, nothing is known any more.
 const OLD_NS: i64 = 120 * SECOND_NS;
 
@@ -27,9 +26,7 @@ struct LinkState {
     read_ns: Option<i64>,
     /// Whether it worked at the last look.
     was_busy: bool,
-    /// How many readings in a row found it degraded, and when the first did.
-    readings: u32,
-    begin_ns: i64,
+    degraded: InARow,
 }
 
 impl Detector for PcieDegraded {
@@ -48,21 +45,14 @@ impl Detector for PcieDegraded {
                 // It may have begun to work since the reading.
                 let is_at_fault =
                     link.width < link.max_width || (is_busy && state.was_busy && link.generation < link.max_generation);
-                state.note(at_ns, is_at_fault);
+                state.degraded.note(at_ns, is_at_fault);
+                state.read_ns = Some(at_ns);
             }
             state.was_busy = is_busy;
-            if state.readings >= READINGS {
-                signs.push(sign(view, gpu, &link, state.begin_ns.max(view.subject_since_ns(gpu))));
+            if let Some(begin_ns) = state.degraded.since_ns() {
+                signs.push(sign(view, gpu, &link, begin_ns.max(view.subject_since_ns(gpu))));
             }
         }
-    }
-}
-
-impl LinkState {
-    fn note(&mut self, at_ns: i64, is_at_fault: bool) {
-        let readings = if is_at_fault { self.readings + 1 } else { 0 };
-        let begin_ns = if readings == 1 { at_ns } else { self.begin_ns };
-        *self = Self { read_ns: Some(at_ns), readings, begin_ns, ..*self };
     }
 }
 

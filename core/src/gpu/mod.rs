@@ -19,5 +19,8 @@ pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
 pub use means::{ActivityMeans, ActivityShares};
-pub use readings::{Activity, Medium, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow, THROTTLE_REASONS};
+pub use readings::{
+    Activity, Fabric, Medium, NvLinkErrors, NvLinks, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow,
+    THROTTLE_REASONS,
+};
 pub use series::{IDLE_PERIOD_NS, MOST_POINTS, Series, Usage, UsagePoint, most_usage_bytes};

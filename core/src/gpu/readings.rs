@@ -110,6 +110,58 @@ pub struct Rare {
     pub shutdown_celsius: Option<f64>,
     /// The PCIe link. An idle GPU may lower its generation to save power.
     pub pcie_link: Option<PcieLink>,
+    /// Which NVLinks are up.
+    pub nvlinks: Option<NvLinks>,
+    /// Errors of the NVLinks.
+    pub nvlink_errors: NvLinkErrors,
+    /// The GPU's part in the NVLink fabric; `None` where there is no fabric to join.
+    pub fabric: Option<Fabric>,
+}
+
+/// The NVLinks of one GPU, one bit each: bit 3 is link 3.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NvLinks {
+    /// Those that the GPU has. Not all need be connected.
+    pub present: u32,
+    /// Those that are up.
+    pub up: u32,
+}
+
+impl NvLinks {
+    /// How many are up, and how many are not.
+    #[must_use]
+    pub fn counts(&self) -> (u32, u32) {
+        (self.up.count_ones(), (self.present & !self.up).count_ones())
+    }
+}
+
+/// Errors of all NVLinks of one GPU, since the driver was loaded. Data is sent again after each of them, so nothing is lost but
+/// time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NvLinkErrors {
+    /// Packets that were sent again.
+    pub replays: Option<u64>,
+    /// Links that were trained again.
+    pub recoveries: Option<u64>,
+    /// Packets with a wrong checksum.
+    pub crc: Option<u64>,
+}
+
+/// A GPU's part in the fabric of NVSwitches. Until it has joined, CUDA does not start on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fabric {
+    /// How far it has joined, as NVML's number: 1 has not begun, 2 is joining, 3 has ended, with [`status`](Self::status).
+    pub state: u32,
+    /// What joining ended with, as NVML's return code: 0 is success.
+    pub status: u32,
+}
+
+impl Fabric {
+    /// Whether the GPU has joined.
+    #[must_use]
+    pub fn has_joined(&self) -> bool {
+        self.state == 3 && self.status == 0
+    }
 }
 
 /// A PCIe link as it is, and the best that the GPU and the board can do together.

@@ -94,6 +94,9 @@ names! {
     GPU_PCIE_TRANSMITTED => "hw.gpu.io" "By" ForeignCountInt ["network.io.direction" = "transmit"];
     GPU_NVLINK_RECEIVED => "highwater.gpu.nvlink.io" "By" ForeignCountInt ["network.io.direction" = "receive"];
     GPU_NVLINK_TRANSMITTED => "highwater.gpu.nvlink.io" "By" ForeignCountInt ["network.io.direction" = "transmit"];
+    GPU_NVLINK_ERRORS => "highwater.gpu.nvlink.errors" "{error}" ForeignCountInt;
+    GPU_NVLINKS => "highwater.gpu.nvlinks" "{link}" GaugeInt;
+    GPU_FABRIC_JOINED => "highwater.gpu.fabric.joined" "1" GaugeInt;
     GPU_BAR1_USED => "highwater.gpu.bar1.usage" "By" UpDown;
     GPU_ECC_ERRORS => "hw.errors" "{error}" ForeignCountInt ["hw.type" = "gpu"];
     GPU_REMAPPED_ROWS => "highwater.gpu.remapped_rows" "{row}" ForeignCountInt;

@@ -150,6 +150,15 @@ impl<'a> Builder<'a> {
             self.raw("NVLink counters, both ways", "nvmlDeviceGetFieldValues(138,139)", Slow, Dear("KiB"), move || {
                 sum(nvml.raw.nvlink_counters(handle)?)
             }),
+            self.raw("NVLink errors", "nvmlDeviceGetFieldValues(161,162,163)", Slow, Dear("errors"), move || {
+                sum(nvml.raw.nvlink_errors(handle)?)
+            }),
+            self.raw("NVLinks that are up", "nvmlDeviceGetNvLinkState", Slow, No, move || {
+                nvml.raw.nvlinks(handle).map(|links| links.counts().0.into())
+            }),
+            self.raw("NVLink fabric, state", "nvmlDeviceGetGpuFabricInfo", Slow, No, move || {
+                nvml.raw.fabric(handle).map(|fabric| fabric.state.into())
+            }),
             self.wrapped("ECC errors, corrected", "nvmlDeviceGetTotalEccErrors", Slow, No, |gpu| {
                 gpu.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile)
             }),
@@ -235,11 +244,8 @@ fn said(code: Code) -> String {
     code.to_string()
 }
 
-/// The sum of both directions, or the only one that is available.
-fn sum(counters: [Result<Field, Code>; 2]) -> Result<u64, Code> {
-    match counters {
-        [Ok(first), Ok(second)] => Ok(first.value.wrapping_add(second.value)),
-        [Ok(only), Err(_)] | [Err(_), Ok(only)] => Ok(only.value),
-        [Err(code), Err(_)] => Err(code),
-    }
+/// The sum of the counters that are available.
+fn sum<const N: usize>(counters: [Result<Field, Code>; N]) -> Result<u64, Code> {
+    let known = counters.iter().flatten().map(|field| field.value).reduce(u64::wrapping_add);
+    known.ok_or_else(|| counters.into_iter().find_map(Result::err).unwrap_or(Code::NO_DATA))
 }

@@ -1,7 +1,7 @@
 //! Checks what a scenario must satisfy beyond its syntax. Each fault names the key to change.
 
 use super::fleet::Fleet;
-use super::{BACKWARD, FORWARD, Job, Nanoseconds, Phase, Pipeline, Scenario, ScenarioFault, Schedule, Shape};
+use super::{BACKWARD, FORWARD, Job, NVLINKS, Nanoseconds, Phase, Pipeline, Scenario, ScenarioFault, Schedule, Shape};
 use highwater_core::gpu::THROTTLE_REASONS;
 use std::collections::BTreeSet;
 
@@ -283,6 +283,11 @@ fn check_befalling(scenario: &Scenario, fleet: &Fleet, found: &mut Faults) {
             let is_possible = value.is_none_or(|value| (1..=best).contains(&value));
             found.require(is_possible, format!("{at}.{key}"), format!("must be from 1 to {best}"));
         }
+        found.require(
+            degraded.nvlinks_down <= NVLINKS,
+            format!("{at}.nvlinks_down"),
+            format!("must be at most {NVLINKS}"),
+        );
     }
     for (index, xid) in scenario.xids.iter().enumerate() {
         let at = format!("xids[{index}]");

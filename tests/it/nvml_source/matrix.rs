@@ -26,7 +26,7 @@ const NEVER_IN_LANES: [u32; 6] = [2, 3, 4, 13, 25, 26];
 /// Calls of the fast lane.
 const FAST: [&str; 2] = ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"];
 /// Calls of the slower lanes.
-const SLOWER: [&str; 21] = [
+const SLOWER: [&str; 23] = [
     "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetEnforcedPowerLimit",
@@ -46,6 +46,8 @@ const SLOWER: [&str; 21] = [
     "nvmlDeviceGetCurrPcieLinkWidth",
     "nvmlDeviceGetMaxPcieLinkGeneration",
     "nvmlDeviceGetMaxPcieLinkWidth",
+    "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetGpuFabricInfo",
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 ];
@@ -66,7 +68,7 @@ const OF_NODE: [&str; 4] = ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlSystemG
 fn control(more: &Value) -> Value {
     let gpu = |uuid: &str, used: u64| {
         json!({"uuid": uuid, "used": used, "reserved": 0, "utilization": 42, "memory_utilization": 7,
-               "power_instant_mw": 77_000, "power_average_mw": 77_000, "nvlink": [{"tx_kib": 5, "rx_kib": 6}],
+               "power_instant_mw": 77_000, "power_average_mw": 77_000, "nvlink": [{"tx_kib": 5, "rx_kib": 6, "replays": 1}], "fabric": [3, 0],
                "energy_mj": 1_000_000, "ecc_corrected": 4, "ecc_uncorrected": 1, "rows_corrected": 2, "rows_uncorrected": 3,
                "processes": [{"pid": 7, "used": GIB}]})
     };
@@ -106,6 +108,11 @@ fn readings(source: &impl Source, gpu: usize) -> Vec<(&'static str, Option<Strin
         ("BAR1", text(rare.bar1_used_bytes)),
         ("NVLink received", text(rare.nvlink_received_bytes)),
         ("NVLink transmitted", text(rare.nvlink_transmitted_bytes)),
+        ("NVLinks", text(rare.nvlinks)),
+        ("NVLink replays", text(rare.nvlink_errors.replays)),
+        ("NVLink recoveries", text(rare.nvlink_errors.recoveries)),
+        ("NVLink checksums", text(rare.nvlink_errors.crc)),
+        ("fabric", text(rare.fabric)),
         ("power limit", text(rare.power_limit_watts)),
         ("slowdown", text(rare.slowdown_celsius)),
         ("shutdown", text(rare.shutdown_celsius)),
@@ -174,7 +181,7 @@ fn a_code_costs_its_own_gpu_the_readings_of_its_call_and_the_others_nothing() {
             tried += 1;
         }
     }
-    assert_eq!(tried, 23 * 32);
+    assert_eq!(tried, 25 * 32);
 }
 
 #[test]

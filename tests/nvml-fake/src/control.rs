@@ -71,6 +71,8 @@ pub struct Gpu {
     pub gpm: Option<Gpm>,
     /// One entry per link.
     pub nvlink: Vec<Link>,
+    /// State and status of the fabric; not supported if `null`.
+    pub fabric: Option<[u32; 2]>,
     pub ecc_corrected: u64,
     pub ecc_uncorrected: u64,
     /// Generation and lanes of the PCIe link, and the best of both.
@@ -119,6 +121,10 @@ pub struct Gpm {
 pub struct Link {
     pub tx_kib: u64,
     pub rx_kib: u64,
+    pub replays: u64,
+    pub recoveries: u64,
+    pub crc: u64,
+    pub is_down: bool,
 }
 
 /// One process.
@@ -258,6 +264,7 @@ impl Default for Gpu {
             pcie_narrow: false,
             gpm: None,
             nvlink: Vec::new(),
+            fabric: None,
             ecc_corrected: 0,
             ecc_uncorrected: 0,
             pcie_link: [5, 16],

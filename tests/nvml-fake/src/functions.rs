@@ -52,6 +52,8 @@ functions! {
     nvmlDeviceGetCurrPcieLinkWidth,
     nvmlDeviceGetMaxPcieLinkGeneration,
     nvmlDeviceGetMaxPcieLinkWidth,
+    nvmlDeviceGetNvLinkState,
+    nvmlDeviceGetGpuFabricInfo,
     nvmlDeviceGetComputeRunningProcesses_v3,
     nvmlDeviceGetGraphicsRunningProcesses_v3,
     nvmlDeviceGetMigMode,

@@ -223,6 +223,24 @@ extern "C" fn nvmlDeviceGetFieldValues(device: nvmlDevice_t, count: i32, values:
     })
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetNvLinkState(device: nvmlDevice_t, link: u32, state: *mut u32) -> u32 {
+    on_device(Function::nvmlDeviceGetNvLinkState, device, |target| {
+        let gpu = target.whole()?;
+        let missing = if gpu.nvlink.is_empty() { NOT_SUPPORTED } else { INVALID_ARGUMENT };
+        put(state, (!gpu.nvlink.get(link as usize).ok_or(missing)?.is_down).into())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetGpuFabricInfo(device: nvmlDevice_t, info: *mut sys::nvmlGpuFabricInfo_t) -> u32 {
+    on_device(Function::nvmlDeviceGetGpuFabricInfo, device, |target| {
+        let [state, status] = target.whole()?.fabric.unwrap_or([0, 0]);
+        let state = u8::try_from(state).map_err(|_| INVALID_ARGUMENT)?;
+        put(info, sys::nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status, cliqueId: 0, state })
+    })
+}
+
 fn answer_field(gpu: &Gpu, field: &mut nvmlFieldValue_t) {
     use sys::{
         nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT as NARROW,
@@ -233,6 +251,9 @@ fn answer_field(gpu: &Gpu, field: &mut nvmlFieldValue_t) {
         (Some(code), _) => Err(*code),
         (None, 138) => links(gpu, field.scopeId, |link| link.tx_kib).map(|kib| (kib, WIDE)),
         (None, 139) => links(gpu, field.scopeId, |link| link.rx_kib).map(|kib| (kib, WIDE)),
+        (None, 161) => links(gpu, field.scopeId, |link| link.replays).map(|count| (count, WIDE)),
+        (None, 162) => links(gpu, field.scopeId, |link| link.recoveries).map(|count| (count, WIDE)),
+        (None, 163) => links(gpu, field.scopeId, |link| link.crc).map(|count| (count, WIDE)),
         (None, 185) => Ok((now(&gpu.power_average_mw), NARROW)),
         (None, 186) => Ok((now(&gpu.power_instant_mw), NARROW)),
         (None, 197) => Ok((now(&gpu.pcie_tx_bytes), pcie)),
