@@ -12,6 +12,7 @@ mod live;
 #[cfg(test)]
 mod neighbours;
 mod playback;
+mod readers;
 mod recording;
 mod sockets;
 
@@ -41,6 +42,7 @@ use highwater_engine::sample::{Budget, FastLaneSettings};
 use highwater_engine::shared_state::SharedState;
 use listeners::{Listeners, Servers};
 use playback::Playback;
+pub use readers::Readers;
 pub use recording::{OutputFormat, Recording, Unrecorded};
 use sockets::Sockets;
 use std::net::SocketAddr;

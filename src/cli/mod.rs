@@ -1,6 +1,7 @@
 //! The command line, with one file per command.
 
 mod advise;
+mod client;
 mod common;
 mod demo;
 mod manual;
@@ -11,6 +12,7 @@ mod report;
 mod run;
 pub mod serve;
 mod terminal;
+mod top;
 mod via;
 
 use crate::config::Faults;
@@ -70,6 +72,11 @@ enum Command {
     /// activations has as few as can be. Layers come from `highwater.torch.watch`, by way of a recording, a capture or the
     /// API, or from FairScale's tracker. With --plans, which of ONNX Runtime's recompute plans to enable.
     Advise(advise::Advise),
+    /// Show GPUs, their processes and jobs, and what is wrong, in this terminal.
+    ///
+    /// Asks the daemon of this node. Where none runs it reads the GPUs itself, without root and without settings; steps and
+    /// phases of jobs are known to the daemon alone.
+    Top(top::Top),
     /// Time every NVML call on this machine and find each counter's true update period.
     Probe(probe::ProbeCommand),
     /// Run the detectors over recordings with a known truth, and print precision, recall and delay.
@@ -86,8 +93,8 @@ pub fn main() -> ExitCode {
     crate::heap::keep_small();
     survive_file_limit();
     let command = Cli::parse().command;
-    // The command of `run` prints to the same terminal, so only errors are logged while it runs.
-    init_log(if matches!(command, Command::Run(_)) { LevelFilter::ERROR } else { LevelFilter::INFO });
+    // The command of `run` prints to the same terminal, and `top` fills it, so only errors are logged.
+    init_log(if matches!(command, Command::Run(_) | Command::Top(_)) { LevelFilter::ERROR } else { LevelFilter::INFO });
     let succeeded = |()| ExitCode::SUCCESS;
     let done = match command {
         Command::Serve(serve) => serve::run(&serve).map(succeeded),
@@ -96,6 +103,7 @@ pub fn main() -> ExitCode {
         Command::Record(record) => record.run().map(succeeded),
         Command::Report(report) => report.run(),
         Command::Advise(advise) => advise.run().map(succeeded),
+        Command::Top(top) => top.run().map(succeeded),
         Command::Probe(probe) => probe.run().map(succeeded),
         Command::ReplayEval(eval) => eval.run().map(succeeded),
         Command::Completions(completions) => completions.run(Cli::command()).map(succeeded),

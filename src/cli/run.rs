@@ -1,8 +1,9 @@
 //! `run`: records while a command runs, and returns its exit status.
 
+use super::client;
 use super::record::{Flags, answers, end, note_daemon, note_simulation, show};
 use super::terminal;
-use super::via::{self, RemoteDaemon};
+use super::via::RemoteDaemon;
 use crate::config::{Settings, default_socket};
 use crate::daemon::{Recording, Unrecorded};
 use anyhow::Context as _;
@@ -34,7 +35,7 @@ pub(super) struct Run {
     flags: Flags,
     /// Let the daemon at this address record, and read no GPU here. The file is a capture that the daemon takes; it reaches
     /// back at most the daemon's ring.retention [default without =URL: http://127.0.0.1:10450].
-    #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, default_missing_value = via::DEFAULT)]
+    #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, default_missing_value = client::DEFAULT)]
     via: Option<String>,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]

@@ -162,9 +162,16 @@ pub(super) async fn until_ended(mut signals: Signals, run_for: Option<Duration>)
         }
     };
     tokio::select! {
-        _ = signals.terminate.recv() => tracing::info!("SIGTERM, stopping"),
-        _ = signals.interrupt.recv() => tracing::info!("SIGINT, stopping"),
-        () = Signals::hangs_up(&mut signals.hang_up) => tracing::info!("SIGHUP, stopping"),
+        signal = ended(&mut signals) => tracing::info!("{signal}, stopping"),
         () = over => tracing::info!("the time is up, stopping"),
+    }
+}
+
+/// Waits for SIGTERM, SIGINT or SIGHUP, and returns its name.
+pub(super) async fn ended(signals: &mut Signals) -> &'static str {
+    tokio::select! {
+        _ = signals.terminate.recv() => "SIGTERM",
+        _ = signals.interrupt.recv() => "SIGINT",
+        () = Signals::hangs_up(&mut signals.hang_up) => "SIGHUP",
     }
 }

@@ -4,26 +4,17 @@
 //! when [`start`](Recording::start) returns, so a command that starts afterwards is recorded from its first
 //! millisecond.
 
+use super::readers::Readers;
+use super::scenario;
 use super::sockets::Sockets;
-use super::{DRAIN, Shared, ask_kubelet, intake, join_all, live, scenario, spawn, state};
-use crate::capture::{Ended, Profile, Recorder, Whole};
+use crate::capture::{Ended, Profile, Whole};
 use crate::config::Settings;
-use crate::sim::Scenario;
 use anyhow::Context as _;
-use highwater_core::clock::{Clock, Live};
-use highwater_core::gpu::Processes;
-use highwater_engine::place::kubelet::Kubelet;
 use highwater_engine::recording::schema;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-/// How long the source may take to open: a driver that must be loaded first takes seconds.
-const OPEN_WITHIN: Duration = Duration::from_secs(30);
-/// How often to check whether it is open.
-const OPEN_POLL: Duration = Duration::from_millis(2);
 
 /// The thread that writes a file.
 type Writer = JoinHandle<anyhow::Result<Ended>>;
@@ -58,13 +49,6 @@ pub enum Unrecorded {
     /// No socket for annotations can be bound. Nothing was begun.
     #[error(transparent)]
     Sockets(anyhow::Error),
-}
-
-/// The threads that read the GPUs and take annotations.
-struct Readers {
-    shared: Shared,
-    sockets: Sockets,
-    threads: Vec<JoinHandle<()>>,
 }
 
 impl Recording {
@@ -157,48 +141,4 @@ fn without_links(path: &Path) -> anyhow::Result<PathBuf> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = folder.canonicalize().map_err(|error| anyhow::anyhow!("{}: {error}", folder.display()))?;
     Ok(folder.join(name))
-}
-
-impl Readers {
-    fn start(settings: Settings, scenario: Option<Scenario>, sockets: Sockets) -> anyhow::Result<Self> {
-        let clock: Arc<dyn Clock> = Arc::new(Live::start());
-        let (stop, processes) = (Arc::new(AtomicBool::new(false)), Arc::new(Processes::default()));
-        let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
-        let intake = intake(&settings, &clock, &clock, &processes, kubelet.clone())?;
-        let state = state(&settings, &intake, Arc::clone(&clock));
-        let (settings, recorder) = (Arc::new(settings), Recorder::default());
-        let shared = Shared { settings, state, intake, processes, recorder, stop: Arc::clone(&stop) };
-        let mut threads = Vec::new();
-        sockets.serve(&shared.intake, &stop, &mut threads)?;
-        ask_kubelet(kubelet, &clock, &stop, &mut threads)?;
-        let reads = shared.clone();
-        threads.push(spawn("hw-source", move || live::keep_open(&reads, scenario.as_ref()))?);
-        Ok(Self { shared, sockets, threads })
-    }
-
-    fn wait_for_node(&self) -> anyhow::Result<()> {
-        let slot = &self.shared.state.slot;
-        let until = Instant::now() + OPEN_WITHIN;
-        while slot.node().is_none() {
-            if let Some(trouble) = slot.trouble() {
-                anyhow::bail!("no GPU can be read: {trouble}");
-            }
-            anyhow::ensure!(
-                Instant::now() < until,
-                "no GPU can be read: the driver has not answered for {OPEN_WITHIN:?}"
-            );
-            std::thread::sleep(OPEN_POLL);
-        }
-        Ok(())
-    }
-
-    fn stop(self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.intake.end_readers();
-        self.threads.iter().for_each(|handle| handle.thread().unpark());
-        self.sockets.close();
-        if !join_all(self.threads, DRAIN) {
-            tracing::warn!("a thread did not end in time; it is left behind");
-        }
-    }
 }

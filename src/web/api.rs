@@ -8,13 +8,14 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::gpu::{GpuState, Health};
+use highwater_core::gpu::{GpuState, Health, Process};
 use highwater_core::jobs::{Gpus, JobId, Rank, UnknownGpu};
 use highwater_core::ring::{QueryError, Reader};
 use highwater_core::source::{Skipped, provenance};
 use highwater_core::wire;
 use highwater_engine::node::Node;
 use highwater_engine::recording::curve::Curve;
+use highwater_engine::shared_state::SharedState;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 #[cfg(test)]
@@ -26,11 +27,15 @@ pub(super) const POINTS: usize = 10_000;
 pub(super) const MOST_POINTS: usize = 100_000;
 
 pub(super) fn node(site: &Site) -> Result<Arc<Node>, Problem> {
-    site.state().slot.node().ok_or_else(|| {
-        let trouble = site.state().slot.trouble();
-        let detail = trouble.map_or_else(|| "starting".into(), |trouble| trouble.message.clone());
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-    })
+    node_of(site.state()).map_err(|why| Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
+}
+
+/// The current node, or why there is none.
+fn node_of(state: &SharedState) -> Result<Arc<Node>, String> {
+    state
+        .slot
+        .node()
+        .ok_or_else(|| state.slot.trouble().map_or_else(|| "starting".to_owned(), |trouble| trouble.message.clone()))
 }
 
 /// UUIDs of a rank's GPUs, as far as they are known.
@@ -68,16 +73,40 @@ struct GpuAnswer {
     /// Total less what the driver reserves.
     memory_usable_bytes: Option<u64>,
     memory_used_bytes: Option<u64>,
+    /// The most in the last minute.
+    memory_peak_bytes: Option<u64>,
+    /// Share of the driver's last window in which a kernel ran, 0 to 1.
+    utilization_ratio: Option<f64>,
+    power_watts: Option<f64>,
+    power_limit_watts: Option<f64>,
+    temperature_celsius: Option<f64>,
+    /// Processes with a context on it, as the driver listed them last; `null` if it does not.
+    processes: Option<Vec<ProcessAnswer>>,
     /// How far back its memory is kept.
     oldest_unix_nano: Option<i64>,
     /// Its newest reading.
     newest_unix_nano: Option<i64>,
 }
 
+/// A process on a GPU.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+struct ProcessAnswer {
+    pid: u32,
+    used_bytes: Option<u64>,
+}
+
 impl GpuAnswer {
     fn of(gpu: &GpuState, ring: &Reader, shift_ns: i64) -> Self {
         let used = ring.newest_ns().and_then(|newest_ns| ring.at(newest_ns).ok().flatten());
         let (device, is_up) = (gpu.device.clone(), gpu.health() == Health::Up);
+        let peak = ring.newest_ns().and_then(|to_ns| {
+            let of_minute = ring.of_kept(to_ns - 60 * SECOND_NS, to_ns, |from_ns| ring.summary_through(from_ns, to_ns));
+            of_minute.ok()?.1.max
+        });
+        let medium = gpu.medium().filter(|_| is_up).map(|latest| latest.reading);
+        let processes = gpu.processes().filter(|_| is_up);
+        let process = |process: &Process| ProcessAnswer { pid: process.pid, used_bytes: process.used_bytes };
         Self {
             gpu: device.index,
             uuid: Some(device.uuid),
@@ -90,6 +119,12 @@ impl GpuAnswer {
             memory_reserved_bytes: gpu.reserved_bytes(),
             memory_usable_bytes: gpu.usable_bytes(),
             memory_used_bytes: used.filter(|_| is_up),
+            memory_peak_bytes: peak.filter(|_| is_up),
+            utilization_ratio: medium.and_then(|medium| medium.utilization_ratio),
+            power_watts: medium.and_then(|medium| medium.power_watts),
+            power_limit_watts: gpu.rare().and_then(|latest| latest.reading.power_limit_watts),
+            temperature_celsius: medium.and_then(|medium| medium.temperature_celsius),
+            processes: processes.map(|latest| latest.reading.iter().map(process).collect()),
             oldest_unix_nano: ring.oldest_ns().map(|at_ns| at_ns + shift_ns),
             newest_unix_nano: ring.newest_ns().map(|at_ns| at_ns + shift_ns),
         }
@@ -104,13 +139,19 @@ impl GpuAnswer {
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", responses(
     (status = 200, body = GpusAnswer), (status = 503, description = "Nothing is read; the detail says why.", body = super::problem::Body))))]
 pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, Problem> {
-    let node = node(&site)?;
+    let answer = gpus_now(site.state()).map_err(|why| Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))?;
+    Ok(Json(answer))
+}
+
+/// All GPUs now, or why there are none.
+pub(super) fn gpus_now(state: &SharedState) -> Result<GpusAnswer, String> {
+    let node = node_of(state)?;
     let shift_ns = node.clock.unix_shift_ns();
     let gpus = node.gpus.iter().zip(node.rings.iter()).map(|(gpu, ring)| GpuAnswer::of(gpu, ring, shift_ns));
     let skipped = node.source.skipped().iter().map(GpuAnswer::skipped);
     let source = node.source.description();
     let simulated = provenance::is_simulated(&source);
-    Ok(Json(GpusAnswer { source, simulated, gpus: gpus.chain(skipped).collect() }))
+    Ok(GpusAnswer { source, simulated, gpus: gpus.chain(skipped).collect() })
 }
 
 /// The position of the GPU with this index, UUID or PCI bus id.
@@ -281,9 +322,14 @@ struct ListedRank {
 /// All jobs that are known, with their ranks.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs", tag = "jobs", responses((status = 200, body = JobsAnswer))))]
 pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
-    let node = site.state().slot.node();
-    let shift_ns = site.state().unix_shift_ns();
-    let jobs = site.state().ledger.open();
+    Json(jobs_now(site.state()))
+}
+
+/// All jobs now.
+pub(super) fn jobs_now(state: &SharedState) -> JobsAnswer {
+    let node = state.slot.node();
+    let shift_ns = state.unix_shift_ns();
+    let jobs = state.ledger.open();
     let listed_rank = |(number, rank): (&u32, &Rank)| ListedRank {
         rank: *number,
         world_size: rank.world_size,
@@ -299,7 +345,7 @@ pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
         let ranks = job.ranks.iter().map(listed_rank).collect();
         ListedJob { job: id.name().to_string(), id: id.text(), namespace, user, ranks }
     });
-    Json(JobsAnswer { jobs: listed.collect() })
+    JobsAnswer { jobs: listed.collect() }
 }
 
 /// Namespace and user of a job's owner, as far as they are known.

@@ -9,6 +9,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::{Incident, KindFound};
 use highwater_core::jobs::JobId;
+use highwater_engine::shared_state::SharedState;
 use serde::Serialize;
 use std::sync::Arc;
 #[cfg(test)]
@@ -97,6 +98,14 @@ pub(super) async fn incidents(
     let board = site.state().findings.board();
     let found = board.incidents().filter(|incident| query.wants(incident.is_active())).take(query.most());
     Ok(Json(IncidentsAnswer { incidents: found.map(|incident| answer(incident, shift_ns)).collect() }))
+}
+
+/// All that go on.
+pub(super) fn active(state: &SharedState) -> IncidentsAnswer {
+    let shift_ns = state.unix_shift_ns();
+    let board = state.findings.board();
+    let found = board.incidents().filter(|incident| incident.is_active());
+    IncidentsAnswer { incidents: found.map(|incident| answer(incident, shift_ns)).collect() }
 }
 
 fn answer(incident: &Incident, shift_ns: i64) -> IncidentAnswer {

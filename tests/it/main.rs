@@ -58,5 +58,6 @@ mod settings;
 mod slow_disk;
 mod snapshots;
 mod spikes;
+mod top;
 mod traces;
 mod web_config;

@@ -1,0 +1,95 @@
+//! The daemon without HTTP, OTLP and captures: for a recording, and for `top`.
+//!
+//! Enters: settings, and annotations over the sockets. Leaves: the state that readers share.
+
+use super::sockets::Sockets;
+use super::{DRAIN, Shared, ask_kubelet, intake, join_all, live, scenario, spawn, state};
+use crate::capture::Recorder;
+use crate::config::Settings;
+use crate::sim::Scenario;
+use highwater_core::clock::{Clock, Live};
+use highwater_core::gpu::Processes;
+use highwater_engine::place::kubelet::Kubelet;
+use highwater_engine::shared_state::SharedState;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long the source may take to open: a driver that must be loaded first takes seconds.
+const OPEN_WITHIN: Duration = Duration::from_secs(30);
+/// How often to check whether it is open.
+const OPEN_POLL: Duration = Duration::from_millis(2);
+
+/// The threads that read the GPUs and take annotations.
+pub struct Readers {
+    pub(super) shared: Shared,
+    sockets: Sockets,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Readers {
+    /// Starts them without a recording.
+    ///
+    /// # Errors
+    /// The scenario cannot be read, a socket cannot be bound, or a thread cannot be started.
+    pub fn alone(mut settings: Settings) -> anyhow::Result<Self> {
+        settings.captures.directory = None;
+        let scenario = scenario(&settings)?;
+        let sockets = Sockets::open(&settings)?;
+        Self::start(settings, scenario, sockets)
+    }
+
+    /// What they have read.
+    #[must_use]
+    pub fn state(&self) -> &SharedState {
+        &self.shared.state
+    }
+
+    pub(super) fn start(settings: Settings, scenario: Option<Scenario>, sockets: Sockets) -> anyhow::Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(Live::start());
+        let (stop, processes) = (Arc::new(AtomicBool::new(false)), Arc::new(Processes::default()));
+        let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
+        let intake = intake(&settings, &clock, &clock, &processes, kubelet.clone())?;
+        let state = state(&settings, &intake, Arc::clone(&clock));
+        let (settings, recorder) = (Arc::new(settings), Recorder::default());
+        let shared = Shared { settings, state, intake, processes, recorder, stop: Arc::clone(&stop) };
+        let mut threads = Vec::new();
+        sockets.serve(&shared.intake, &stop, &mut threads)?;
+        ask_kubelet(kubelet, &clock, &stop, &mut threads)?;
+        let reads = shared.clone();
+        threads.push(spawn("hw-source", move || live::keep_open(&reads, scenario.as_ref()))?);
+        Ok(Self { shared, sockets, threads })
+    }
+
+    /// Waits until the source is open.
+    ///
+    /// # Errors
+    /// It cannot be opened, or does not open in time.
+    pub fn wait_for_node(&self) -> anyhow::Result<()> {
+        let slot = &self.shared.state.slot;
+        let until = Instant::now() + OPEN_WITHIN;
+        while slot.node().is_none() {
+            if let Some(trouble) = slot.trouble() {
+                anyhow::bail!("no GPU can be read: {trouble}");
+            }
+            anyhow::ensure!(
+                Instant::now() < until,
+                "no GPU can be read: the driver has not answered for {OPEN_WITHIN:?}"
+            );
+            std::thread::sleep(OPEN_POLL);
+        }
+        Ok(())
+    }
+
+    /// Ends all threads.
+    pub fn stop(self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.intake.end_readers();
+        self.threads.iter().for_each(|handle| handle.thread().unpark());
+        self.sockets.close();
+        if !join_all(self.threads, DRAIN) {
+            tracing::warn!("a thread did not end in time; it is left behind");
+        }
+    }
+}
