@@ -354,6 +354,23 @@ fn memory_that_is_held_with_nothing_running_is_idle() {
     );
 }
 
+/// An hour in which the same rank runs short of memory each minute, beside seven others.
+#[test]
+fn a_fault_that_comes_back_each_minute_for_an_hour_is_one_incident() {
+    let scenario = format!(
+        "[[gpus]]\ncount = 8\n\n[[jobs]]\nname = \"wide\"\nranks = 8\n{}\n[jobs.near_oom]\noffset = \"20 s\"\nevery = \"1 min\"\nfor = \"6 s\"\nfree = \"200 MiB\"\n",
+        include_str!("../../tests/data/training.toml")
+    );
+    let played = play(&scenario, 3_600);
+    let board = played.detect.board();
+    let incidents: Vec<_> = board.incidents().collect();
+    let told: Vec<_> = incidents.iter().map(|one| (one.cause.label(), one.times, &one.text.what)).collect();
+    assert_eq!(incidents.len(), 1, "{told:?}");
+    let [incident] = incidents[..] else { return };
+    assert_eq!((incident.cause.label(), incident.times, &incident.ranks), ("memory", 60, &[0].into()), "{told:?}");
+    assert!(board.all().count() > 60, "{} findings", board.all().count());
+}
+
 #[test]
 fn nothing_is_looked_for_where_that_is_not_wanted() {
     let settings = Settings { enabled: false, ..Settings::default() };
