@@ -7,7 +7,7 @@ It starts the demo, a Prometheus with the alert rules that scrapes it, and the G
 `grafana` in it or in its bin/), waits until there are some minutes of data, and drives Chromium over a pipe. Each
 dashboard becomes four pictures: 1600 and 1280 pixels wide, dark and light. It prints what it wrote and fails if a panel
 reports an error. Without --grafana it takes no pictures of dashboards. The pictures whose names begin with readme- are of one row of a
-dashboard, of the daemon's page and of a report that compares two recordings, for README.md: with 1280 x 800 pixels they
+dashboard, of the daemon's page, of `highwater top` and of a report that compares two recordings, for README.md: with 1280 x 800 pixels they
 stay below 250 KB.
 
 --prometheus URL uses a running Prometheus in place of the demo's, to look at other states: a node that is gone, many
@@ -19,16 +19,21 @@ package registries that the tests use.
 
 import argparse
 import contextlib
+import fcntl
+import html
 import json
 import os
 import pathlib
+import pty
 import pwd
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import urllib.parse
 import urllib.request
@@ -191,6 +196,35 @@ def live_page(browser, address, out):
     save(browser, out / "readme-live.png")
 
 
+def terminal(browser, program, address, folder, out):
+    """`highwater top` beside the demo at `address`, while it has an incident, as a terminal shows it."""
+    columns, rows = 112, 26
+    person, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    environment = os.environ | {"LC_ALL": "C.UTF-8"}
+    shown = b""
+    with subprocess.Popen([str(program), "top", f"--via=http://{address}"], stdin=other, stdout=other, env=environment) as top:
+        os.close(other)
+        frame = lambda: shown.split(b"\x1b[H")[-2].decode() if shown.count(b"\x1b[H") > 1 else ""
+        deadline = time.monotonic() + 90
+        while "usually" not in frame() and time.monotonic() < deadline:
+            shown = (shown + os.read(person, 65536))[-200_000:]
+        os.write(person, b"q")
+        top.wait()
+    os.close(person)
+    # Colours, bold, dim and reversed text are all that it uses.
+    styles = {"1": "font-weight:bold", "2": "opacity:.65", "7": "background:#e6ebf0;color:#11161c", "32": "color:#58c27d",
+              "33": "color:#f2b75c", "1;31": "color:#ff8a80;font-weight:bold"}
+    text = html.escape(frame().replace("\x1b[K", "").replace("\x1b[J", "").replace("\r", ""))
+    text = re.sub("\x1b\\[([\\d;]+)m", lambda code: "</span>" if code[1] == "0" else f'<span style="{styles[code[1]]}">', text)
+    page = folder / "top.html"
+    page.write_text(f'<meta charset="utf-8"><body style="margin:0;background:#11161c;color:#e6ebf0"><pre style="margin:12px;font:15px/1.3 '
+                    f'monospace">{text}</pre>')
+    browser.open(page.as_uri(), 1060, rows * 20 + 24)
+    loaded(browser)
+    save(browser, out / "readme-top.png")
+
+
 def report(browser, program, folder, out):
     """A report that compares two recordings of the repository."""
     page = folder / "report.html"
@@ -265,6 +299,7 @@ def main():
         browser = chromium.page()
         if address and not chosen.only:
             live_page(browser, address, chosen.out)
+            terminal(browser, program, address, folder, chosen.out)
             report(browser, program, folder, chosen.out)
         broken = []
         if chosen.grafana:

@@ -8,7 +8,8 @@ use crate::capture::Recorder;
 use crate::config::Settings;
 use crate::sim::Scenario;
 use highwater_core::clock::{Clock, Live};
-use highwater_core::gpu::Processes;
+use highwater_core::gpu::{Health, Processes};
+use highwater_engine::node::Node;
 use highwater_engine::place::kubelet::Kubelet;
 use highwater_engine::shared_state::SharedState;
 use std::sync::Arc;
@@ -18,7 +19,9 @@ use std::time::{Duration, Instant};
 
 /// How long the source may take to open: a driver that must be loaded first takes seconds.
 const OPEN_WITHIN: Duration = Duration::from_secs(30);
-/// How often to check whether it is open.
+/// How long to wait for the first readings; a driver that lists no processes takes all of it.
+const READ_WITHIN: Duration = Duration::from_secs(2);
+/// How often to check whether it is open, or has been read.
 const OPEN_POLL: Duration = Duration::from_millis(2);
 
 /// The threads that read the GPUs and take annotations.
@@ -80,6 +83,21 @@ impl Readers {
             std::thread::sleep(OPEN_POLL);
         }
         Ok(())
+    }
+
+    /// Waits until each GPU that answers has been read once by every lane, for at most a few seconds.
+    pub fn wait_for_readings(&self) {
+        let until = Instant::now() + READ_WITHIN;
+        let is_read = |node: &Node| {
+            let mut gpus = node.gpus.iter().zip(node.rings.iter());
+            gpus.all(|(gpu, ring)| {
+                // The processes are what is read last.
+                gpu.health() != Health::Up || (ring.newest_ns().is_some() && gpu.processes().is_some())
+            })
+        };
+        while Instant::now() < until && !self.state().slot.node().is_some_and(|node| is_read(&node)) {
+            std::thread::sleep(OPEN_POLL);
+        }
     }
 
     /// Ends all threads.

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{GpuState, Health, Process};
-use highwater_core::jobs::{Gpus, JobId, Rank, UnknownGpu};
+use highwater_core::jobs::{Gpus, Job, JobId, Rank, UnknownGpu};
 use highwater_core::ring::{QueryError, Reader};
 use highwater_core::source::{Skipped, provenance};
 use highwater_core::wire;
@@ -316,6 +316,14 @@ struct ListedRank {
     /// Names of what is open, outermost first.
     #[cfg_attr(test, schema(value_type = Vec<String>))]
     open: Vec<Arc<str>>,
+    /// Positions of its GPUs.
+    #[serde(skip)]
+    positions: Option<Arc<[usize]>>,
+    /// Counters of the job's own allocator, as last sent.
+    allocated_bytes: Option<u64>,
+    reserved_bytes: Option<u64>,
+    /// Memory of its process outside of the allocator, when its last phase ended that says so; `null` if it has several GPUs.
+    outside_allocator_bytes: Option<u64>,
     last_annotation_unix_nano: i64,
 }
 
@@ -329,7 +337,6 @@ pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
 pub(super) fn jobs_now(state: &SharedState) -> JobsAnswer {
     let node = state.slot.node();
     let shift_ns = state.unix_shift_ns();
-    let jobs = state.ledger.open();
     let listed_rank = |(number, rank): (&u32, &Rank)| ListedRank {
         rank: *number,
         world_size: rank.world_size,
@@ -338,11 +345,26 @@ pub(super) fn jobs_now(state: &SharedState) -> JobsAnswer {
         steps: rank.steps,
         gpus: uuids(node.as_deref(), rank),
         open: rank.open.iter().map(|open| Arc::clone(&open.name)).collect(),
+        positions: rank.gpus.clone(),
+        allocated_bytes: rank.memory.allocated,
+        reserved_bytes: rank.memory.reserved,
+        outside_allocator_bytes: None,
         last_annotation_unix_nano: rank.last_event_ns.saturating_add(shift_ns),
     };
-    let listed = jobs.by_id().iter().map(|(id, job)| {
-        let [namespace, user] = owner_of(id);
-        let ranks = job.ranks.iter().map(listed_rank).collect();
+    let open = state.ledger.open();
+    let of_job = |(id, job): (&JobId, &Job)| (id.clone(), job.ranks.iter().map(listed_rank).collect());
+    let mut listed: Vec<(JobId, Vec<ListedRank>)> = open.by_id().iter().map(of_job).collect();
+    drop(open);
+    // The statistics are under another lock.
+    let ended = state.ledger.ended();
+    for (id, rank) in listed.iter_mut().flat_map(|(id, ranks)| ranks.iter_mut().map(|rank| (&*id, rank))) {
+        let stats = ended.rank(&(id.clone(), rank.rank));
+        rank.outside_allocator_bytes =
+            stats.and_then(|stats| stats.outside_allocator_bytes(rank.pid, rank.positions.as_deref()));
+    }
+    drop(ended);
+    let listed = listed.into_iter().map(|(id, ranks)| {
+        let [namespace, user] = owner_of(&id);
         ListedJob { job: id.name().to_string(), id: id.text(), namespace, user, ranks }
     });
     JobsAnswer { jobs: listed.collect() }

@@ -11,13 +11,14 @@ use highwater_analysis::viewer::{Document, Page};
 use serde_json::json;
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPTS: [&str; 8] = [
+const SCRIPTS: [&str; 9] = [
     include_str!("page/activity.js"),
     include_str!("page/memory.js"),
     include_str!("page/ranks.js"),
     include_str!("page/feed.js"),
     include_str!("page/panels.js"),
     include_str!("page/incidents.js"),
+    include_str!("page/holders.js"),
     include_str!("page/profiles.js"),
     include_str!("page/routes.js"),
 ];

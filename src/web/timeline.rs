@@ -13,9 +13,10 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use highwater_core::jobs::JobId;
 use highwater_core::phases::Span;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 #[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
@@ -32,6 +33,20 @@ pub(super) struct TimelineQuery {
     from: i64,
     /// End, Unix nanoseconds.
     to: i64,
+    /// Only spans of this job, as `/api/v1/jobs` has it under `id`.
+    job: Option<String>,
+    /// Only spans of these ranks, as `0,1,7`. With few ranks, fewer spans are left out.
+    ranks: Option<String>,
+}
+
+impl TimelineQuery {
+    /// The ranks that are asked for; `None` for all.
+    fn ranks(&self) -> Result<Option<BTreeSet<u32>>, Problem> {
+        let Some(ranks) = &self.ranks else { return Ok(None) };
+        let of = |rank: &str| rank.trim().parse().map_err(|_| format!("ranks: {rank:?} is no number of a rank"));
+        let ranks: Result<_, String> = ranks.split(',').map(of).collect();
+        ranks.map(Some).map_err(|why| Problem::new(StatusCode::BAD_REQUEST, why))
+    }
 }
 
 /// The answer.
@@ -56,6 +71,7 @@ pub(super) async fn timeline(
     let state = site.state();
     let node = state.slot.node();
     let shift_ns = state.unix_shift_ns();
+    let (job, numbers) = (query.job.clone(), query.ranks()?);
     let (from_ns, to_ns) = (query.from.saturating_sub(shift_ns), query.to.saturating_sub(shift_ns));
     let blocks = state.ledger.ended().trail.blocks(from_ns, to_ns);
     // Decoding everything takes tens of milliseconds, and the threads that serve HTTP have scrapes to answer. One at a time,
@@ -64,7 +80,8 @@ pub(super) async fn timeline(
     let decoded = tokio::task::spawn_blocking(move || {
         let _alone = alone;
         let all = blocks.iter().flat_map(|block| block.spans());
-        heap::making(|| longest(all.filter(|span| span.end_ns >= from_ns && span.begin_ns <= to_ns)))
+        let mut is_asked = asked(job, numbers);
+        heap::making(|| longest(all.filter(|span| span.end_ns >= from_ns && span.begin_ns <= to_ns && is_asked(span))))
     });
     let failed = |error: tokio::task::JoinError| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
     let (longest, left_out) = decoded.await.map_err(failed)?;
@@ -73,6 +90,25 @@ pub(super) async fn timeline(
     let ranks = ranks.into_values().collect();
     let answer = TimelineAnswer { base_unix_nano: from_ns.saturating_add(shift_ns), ranks, left_out };
     Ok(site.answers.0.keep(json::line(&answer)?).response(json::TYPE))
+}
+
+/// Whether a span is of this job, and of one of these ranks. The text of a job's id is made once for successive spans of one job.
+fn asked(job: Option<String>, ranks: Option<BTreeSet<u32>>) -> impl FnMut(&Span) -> bool {
+    let mut last: Option<(JobId, bool)> = None;
+    move |span| {
+        if ranks.as_ref().is_some_and(|ranks| !ranks.contains(&span.rank)) {
+            return false;
+        }
+        let Some(job) = &job else { return true };
+        match &last {
+            Some((known, is_it)) if *known == span.job => *is_it,
+            _ => {
+                let is_it = span.job.text() == *job;
+                last = Some((span.job.clone(), is_it));
+                is_it
+            }
+        }
+    }
 }
 
 /// The longest spans in the order of their numbers, and how many others there are.
@@ -95,6 +131,34 @@ fn longest(spans: impl Iterator<Item = Span>) -> (Vec<Span>, usize) {
 mod tests {
     use super::*;
     use highwater_core::wire::Kind;
+
+    #[test]
+    fn spans_are_those_of_the_job_and_the_ranks_that_are_asked_for() {
+        let span = |job: &str, rank: u32| Span {
+            number: 0,
+            job: job.into(),
+            rank,
+            kind: Kind::Phase,
+            name: "a".into(),
+            step: None,
+            begin_ns: 0,
+            end_ns: 1,
+            peak_bytes: None,
+        };
+        let all = [span("j", 0), span("k", 0), span("j", 1), span("j", 7)];
+        let found = |job: Option<&str>, ranks: Option<&str>| {
+            let query = TimelineQuery { from: 0, to: 1, job: job.map(str::to_owned), ranks: ranks.map(str::to_owned) };
+            let is_asked = asked(query.job.clone(), query.ranks().expect("numbers"));
+            all.iter().map(is_asked).collect::<Vec<_>>()
+        };
+        let id = all[0].job.text();
+        assert_eq!(found(None, None), [true; 4]);
+        assert_eq!(found(Some(&id), None), [true, false, true, true]);
+        assert_eq!(found(Some(&id), Some("7, 0")), [true, false, false, true]);
+        assert_eq!(found(None, Some("0")), [true, true, false, false]);
+        let bad = TimelineQuery { from: 0, to: 1, job: None, ranks: Some("1,x".to_owned()) };
+        assert!(bad.ranks().is_err());
+    }
 
     #[test]
     fn of_too_many_spans_the_longest_stay() {

@@ -356,6 +356,30 @@ fn of_64_ranks_the_first_screen_says_which_is_short_of_memory_why_and_what_to_do
         copied.starts_with("**GPU 63 had only 200 MiB free: ") && copied.contains("ranks 1 to 63 wait"),
         "{copied}"
     );
+    // Of a minute of 64 ranks an answer has a few seconds. The lanes that are shown have all of it.
+    browser.value("location.reload()");
+    browser.wait(
+        "document.documentElement?.dataset.ready === 'true' && globalThis.highwaterLive?.feed.ranks.past?.isThinned",
+    );
+    // A page that falls behind the stream on a busy machine connects anew, and requests the past once more.
+    browser.wait(
+        "(() => { const { ranks } = highwaterLive.feed, [lane] = highwaterChart.lanes, [from] = highwaterChart.view;
+        const steps = [...lane.within(highwaterChart.view)].filter((at) => lane.of[at].kind === 'step').map((at) => lane.step[at]);
+        return ranks.past?.shown.size === 8 && ranks.past.leftOut === 0 && from < ranks.since && steps.length > 20
+            && steps.every((step, at) => !at || step === steps[at - 1] + 1); })()",
+    );
+    // The job's page.
+    browser.value("location.hash = '#/job/wide'; 0");
+    browser.wait(
+        "[...document.querySelectorAll('button')].some((one) => one.textContent === 'All 64 ranks in the tables')",
+    );
+    let height = browser.value("document.documentElement.scrollHeight");
+    // Six before: two tables of 64 rows.
+    assert!(height.as_u64().is_some_and(|height| height <= 7 * 400), "three screens and a half: {height}");
+    browser.keep("live-wide-job");
+    browser.value(&press("All 64 ranks in the tables"));
+    browser
+        .wait("[...document.querySelectorAll('.scroll table')].filter((one) => one.rows.length === 65).length === 2");
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
@@ -380,6 +404,22 @@ fn the_page_of_a_finding_of_too_little_memory_says_where_to_checkpoint() {
     let wanted = format!("Checkpoint activations of moe-tight before {}: at most ", layers.join(", "));
     assert!(layers.len() == 4 && said.starts_with(&wanted), "{said}");
     browser.keep("live-advice");
+    // What the memory of its GPU is: the parts are as large as what is usable.
+    browser.value("location.hash = '#/gpu/2'; 0");
+    browser
+        .wait("[...document.querySelectorAll('h2')].some((one) => one.textContent === 'What the memory of GPU 2 is')");
+    browser.wait("document.querySelectorAll('.holders div').length >= 4");
+    let parts = browser.value(
+        "(() => { const rows = [...document.querySelectorAll('[aria-label=\"Memory of GPU 2 now\"] tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
+        return { what: rows.map(([what, whose]) => `${what} ${whose}`), sum: rows.reduce((sum, [, , , share]) => sum + parseFloat(share), 0),
+            drawn: document.querySelectorAll('.holders div').length }; })()",
+    );
+    let what: Vec<&str> = parts["what"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    for part in ["allocated", "cached", "outside the allocator"] {
+        assert!(what.contains(&format!("{part} moe-tight rank 0").as_str()), "{parts}");
+    }
+    assert!(parts["sum"].as_f64().is_some_and(|percent| (97.0..130.0).contains(&percent)), "{parts}");
+    assert_eq!(parts["drawn"].as_u64(), Some(what.len() as u64), "{parts}");
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 

@@ -30,6 +30,10 @@ fn one_picture_without_a_daemon_has_the_gpus_and_no_escape_sequences() {
     let head = picture.lines().next().unwrap_or_default();
     assert!(head.starts_with("highwater top  sim:demo · no daemon: without marks of jobs"), "{head}");
     assert!(picture.contains("\n3 ") && !picture.contains('\x1b'), "{picture}");
+    assert!(
+        !picture.contains('?') && picture.contains(" %") && picture.contains("/700"),
+        "everything has been read: {picture}"
+    );
     assert!(picture.lines().all(|line| line.chars().count() <= 160 && !line.ends_with(' ')), "{picture}");
 }
 

@@ -4,6 +4,8 @@
 
 const HELP = "Keys work while the chart or its buttons have the focus. Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
   "next finding, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
+// Curves that are all in the legend.
+const MOST_LISTED = 16;
 // Rows of the chart's tables.
 const MOST_ROWS = 100;
 // Names in the legend of phases.
@@ -80,12 +82,16 @@ function listenToKeys(region, chart, actions) {
 }
 
 function drawLegend(legend, chart) {
-  legend.replaceChildren(...chart.series.map((one) => {
+  const item = (one) => {
     const box = element("input", { type: "checkbox", onchange: () => { one.shown = box.checked; chart.draw(); chart.moved(chart.view); } });
     box.checked = one.shown;
     one.value = element("span", { class: "value" });
     return element("li", {}, element("label", {}, box, swatch(`var(${one.color})`), one.name, " ", one.value));
-  }));
+  };
+  // Of very many, those that are not drawn are behind a heading.
+  const isLong = chart.series.length > MOST_LISTED, unseen = isLong ? chart.series.filter((one) => !one.shown) : [];
+  const more = unseen.length ? [element("li", {}, element("details", {}, element("summary", {}, `${unseen.length} that are not drawn`), element("ul", { class: "legend" }, ...unseen.map(item))))] : [];
+  legend.replaceChildren(...chart.series.filter((one) => !isLong || one.shown).map(item), ...more);
 }
 
 // The phases in view with their colours, in the order of their names.

@@ -336,7 +336,7 @@ fn incidents(incidents: &[Incident], columns: usize, most: usize) -> Vec<Line> {
     lines
 }
 
-/// `(for 3 min, 4 times, 12.5 s lost)`.
+/// `(4 times in 3 min; ranks lost 12.5 s)`.
 fn how_long(incident: &Incident) -> String {
     let now_ns = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
     let begin_ns = u128::try_from(incident.begin_unix_nano).unwrap_or(0);
@@ -346,12 +346,10 @@ fn how_long(incident: &Incident) -> String {
         120..=7_199 => format!("{} min", seconds / 60),
         _ => format!("{} h", seconds / 3_600),
     };
-    let mut text = format!("(for {lasted}");
-    if incident.times > 1 {
-        let _ = write!(text, ", {} times", incident.times);
-    }
+    let mut text =
+        if incident.times > 1 { format!("({} times in {lasted}", incident.times) } else { format!("(for {lasted}") };
     if let Some(lost) = incident.lost_seconds {
-        let _ = write!(text, ", {lost:.1} s of ranks lost");
+        let _ = write!(text, "; ranks lost {lost:.1} s");
     }
     text + ")"
 }
@@ -489,7 +487,7 @@ mod tests {
             0            50.0     75.0     25.0   98 %     651/700   61°C  ██████████████████▌░░░░░░░░│░░░░░░░░░
             1            90.0    100.0      0.0   98 %     651/700   61°C  █████████████████████████████████▎░░│
 
-            critical  llama: GPU 1 had only 200 MiB free. (for 0 s, 3 times, 12.5 s of ranks lost)
+            critical  llama: GPU 1 had only 200 MiB free. (3 times in 0 s; ranks lost 12.5 s)
                       → Use a smaller batch.
 
                   PID  USER      GPU         GiB  JOB               RANK      STEP  PHASE     COMMAND

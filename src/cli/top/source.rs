@@ -51,6 +51,7 @@ impl Source {
         layers.environment.clear();
         let readers = Readers::alone(load(&layers)?)?;
         readers.wait_for_node().context("no daemon answers at http://127.0.0.1:10450")?;
+        readers.wait_for_readings();
         Ok(Self::Own(readers))
     }
 

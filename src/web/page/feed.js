@@ -3,6 +3,8 @@
 
 // Captures whose memory of one GPU the page holds.
 const MOST_ARCHIVED = 4;
+// Jobs whose past is requested one by one.
+const MOST_JOBS = 4;
 // How often lists that no event announces are requested, milliseconds.
 const LISTS_EVERY = 5000;
 
@@ -17,7 +19,7 @@ class Feed {
   // `changed` is called with the names of what has changed.
   constructor(changed) {
     Object.assign(this, { changed, originMs: null, now: 0, source: null, notice: null, trouble: null, state: "connecting" });
-    Object.assign(this, { gpus: new Map(), ranks: new Ranks((from, to) => this.timeline(from, to)), findings: [], incidents: [], captures: { captures: [] }, jobs: [], lost: 0 });
+    Object.assign(this, { gpus: new Map(), ranks: new Ranks((from, to, shown) => this.timeline(from, to, shown)), findings: [], incidents: [], captures: { captures: [] }, jobs: [], lost: 0 });
     this.revision = null;
     this.connect();
     setInterval(() => { if (!document.hidden && this.originMs !== null) this.list(); }, LISTS_EVERY);
@@ -126,11 +128,25 @@ class Feed {
       && begin !== null && end !== null && this.seconds(begin) < to && this.seconds(end) > from);
   }
 
-  // Steps and phases of an interval of the past.
-  async timeline(from, to) {
+  // Steps and phases of an interval of the past. If an answer for all ranks leaves some out, those that are shown are requested once more,
+  // a request for each job.
+  async timeline(from, to, shown) {
+    const range = `from=${this.unixNs(from)}&to=${this.unixNs(to)}`, jobs = new Map();
+    for (const { id, rank } of shown) jobs.set(id, [...jobs.get(id) ?? [], rank]);
+    const ask = async (query) => {
+      const answer = await request(`api/v1/timeline?${query}`), base = this.seconds(answer.base_unix_nano), at = (us) => base + us / 1e6;
+      return { ranks: answer.ranks.map((one) => ({ ...one, at })), leftOut: answer.left_out };
+    };
     try {
-      const answer = await request(`api/v1/timeline?from=${this.unixNs(from)}&to=${this.unixNs(to)}`), base = this.seconds(answer.base_unix_nano);
-      return { ranks: answer.ranks, at: (us) => base + us / 1e6, leftOut: answer.left_out };
+      const all = await ask(range);
+      if (!all.leftOut || !shown.length || jobs.size > MOST_JOBS) return { ...all, isThinned: all.leftOut > 0 };
+      const isShown = ({ id, rank }) => jobs.get(id)?.includes(rank), whole = { ranks: all.ranks.filter((one) => !isShown(one)), leftOut: 0, isThinned: true };
+      for (const [id, ranks] of jobs) {
+        const answer = await ask(`${range}&job=${encodeURIComponent(id)}&ranks=${ranks}`);
+        whole.ranks.push(...answer.ranks.filter(isShown));
+        whole.leftOut += answer.leftOut;
+      }
+      return whole;
     } catch { return null; } // The state line shows a daemon that is gone.
   }
 
@@ -160,7 +176,7 @@ class Feed {
         const gpu = this.gpus.get(one.uuid);
         if (!gpu) continue;
         Object.assign(gpu, { name: one.name, pci: one.pci_bus_id, trouble: one.trouble, total: one.memory_total_bytes,
-          reserved: one.memory_reserved_bytes, usable: one.memory_usable_bytes });
+          reserved: one.memory_reserved_bytes, usable: one.memory_usable_bytes, processes: one.processes });
         if (one.oldest_unix_nano !== null && this.originMs !== null) gpu.memory.oldest = this.seconds(one.oldest_unix_nano);
       }
       this.changed("gpus");

@@ -123,15 +123,15 @@ function beside(seconds, all) {
   return element("strong", { class: "slow" }, `${duration(seconds)} ×${(seconds / usual).toFixed(1)}`);
 }
 
-// The ranks of a job side by side, and its phases.
-function jobTables(feed, { ranks }) {
+// The ranks of a job side by side, and its phases. Of many ranks, `shown` are the worst; `more` shows all.
+function jobTables(feed, { ranks }, shown, more) {
   const names = [...new Set(ranks.flatMap(({ phases }) => phases.map(({ phase }) => phase)))];
   const mean = (rank, name) => rank.phases.find(({ phase }) => phase === name)?.durations.mean_seconds ?? NaN;
   const step = (rank) => rank.step_durations?.mean_seconds ?? NaN;
   const number = (value, digits) => value === null ? "not known" : value.toFixed(digits);
-  const side = ranks.map((rank) => [`rank ${rank.rank}`, beside(step(rank), ranks.map(step)),
+  const side = shown.map((rank) => [`rank ${rank.rank}`, beside(step(rank), ranks.map(step)),
     ...names.map((name) => beside(mean(rank, name), ranks.map((one) => mean(one, name))))]);
-  const state = ranks.map((rank) => [`rank ${rank.rank}`, element("span", {}, ...rank.gpus.flatMap((uuid, at) => [at ? ", " : "", link(["gpu", gpuName(feed, uuid)], gpuName(feed, uuid))]), rank.gpus.length ? "" : "not known"),
+  const state = shown.map((rank) => [`rank ${rank.rank}`, element("span", {}, ...rank.gpus.flatMap((uuid, at) => [at ? ", " : "", link(["gpu", gpuName(feed, uuid)], gpuName(feed, uuid))]), rank.gpus.length ? "" : "not known"),
     rank.exited_unix_nano === null ? rank.open.join(" › ") || "between steps" : "has ended", String(rank.step ?? "not known"), String(rank.steps),
     millis(rank.step_durations?.p50_seconds ?? null), millis(rank.step_durations?.p99_seconds ?? null), millis(rank.step_durations?.max_seconds ?? null),
     number(rank.ratios.comm_slowdown, 2), number(rank.ratios.compute_lag, 2), ratio(rank.ratios.data_stall), gib(rank.reserved_bytes), String(rank.alloc_retries ?? "not known"), String(rank.ooms ?? "not known")]);
@@ -145,7 +145,7 @@ function jobTables(feed, { ranks }) {
       known(most(({ durations }) => durations.max_seconds), duration), known(most(({ peak_bytes: peak }) => peak), gib), known(most(({ growth_bytes: growth }) => growth), gib), ratio(idle)];
   });
   return [
-    element("h2", {}, "Ranks side by side"), table("Mean duration since the daemon knows the rank; what takes 1.2 times the median of the ranks is marked", ["rank", "step", ...names], side) ?? element("p", {}, "No rank is known."),
+    element("h2", {}, "Ranks side by side"), table("Mean duration since the daemon knows the rank; what takes 1.2 times the median of the ranks is marked", ["rank", "step", ...names], side) ?? element("p", {}, "No rank is known."), more,
     element("h2", {}, "Ranks"), table("Ranks", ["rank", "GPUs", "is in", "step", "steps", "median step", "99th percentile", "longest", "comm. slowdown", "compute lag", "data stall", "reserved", "retries", "out of memory"], state, 3, true),
     element("h2", {}, "Phases"), table("Phases over all ranks", ["phase", "count", "mean", "highest p99", "longest", "peak of the last", "growth in the last", "GPU idle"], phases) ?? element("p", {}, "No phase has ended."),
   ];

@@ -69,7 +69,7 @@ class LiveRank {
 }
 
 class Ranks {
-  // `load(from, to)` requests what is kept of an interval.
+  // `load(from, to, shown)` requests what is kept of an interval, of some ranks.
   constructor(load) { Object.assign(this, { load, byKey: new Map(), started: null, isNewStream: true, retry: -Infinity }); this.reset(); }
 
   // Forgets all spans: what follows has no connection to them, or belongs to another daemon.
@@ -119,17 +119,18 @@ class Ranks {
     }
   }
 
-  // Whether spans of a view are missing.
-  lacks(from, to) {
-    return from < to && from < this.since && performance.now() > this.retry && !(this.past && this.past.from <= from && this.past.to >= Math.min(to, this.since) && (!this.past.leftOut || this.past.width <= 4 * (to - from)));
+  // Whether spans of a view are missing, of these ranks.
+  lacks(from, to, shown) {
+    const has = !this.past?.isThinned || shown.every((rank) => this.past.shown.has(rank));
+    return from < to && from < this.since && performance.now() > this.retry && !(has && this.past && this.past.from <= from && this.past.to >= Math.min(to, this.since) && (!this.past.leftOut || this.past.width <= 4 * (to - from)));
   }
 
   // Requests what a view lacks, with as much again around it.
-  async refine(from, to) {
+  async refine(from, to, shown) {
     const margin = (to - from) / 2, begin = from - margin, end = Math.max(begin, Math.min(to + margin, this.since));
-    const answer = await this.load(begin, end);
+    const answer = await this.load(begin, end, shown);
     if (!answer) { this.retry = performance.now() + RETRY_MS; return; }
-    const { ranks, at, leftOut } = answer;
+    const { ranks, leftOut, isThinned } = answer;
     for (const rank of this.byKey.values()) rank.past = null;
     for (const one of ranks) {
       const rank = this.rankOf(one)[1];
@@ -137,10 +138,10 @@ class Ranks {
       rank.past = new Spans();
       for (const span of one.spans) {
         // Those that the stream has brought are there already.
-        if (!known.has(span.id)) rank.past.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name));
+        if (!known.has(span.id)) rank.past.push(one.at(span.begin_us), one.at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name));
       }
     }
-    this.past = { from: begin, to: end, width: end - begin, leftOut };
+    this.past = { from: begin, to: end, width: end - begin, leftOut, isThinned, shown: new Set(shown) };
   }
 
   // Drops ranks of which nothing is left in the time that is kept.

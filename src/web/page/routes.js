@@ -120,6 +120,7 @@ class Live {
   // A chart of some GPUs and ranks at the top of the page.
   chart(gpus, ranks, findings) {
     this.scope = { gpus, ranks, findings };
+    this.inChart = [];
     const series = [...this.feed.gpus.values()].filter(gpus).map((gpu, at) => this.series(gpu, at));
     const region = chartRegion({ series, lanes: [], findings: [], bounds: [this.feed.oldest(), this.feed.now], axis: clock(this.feed.originMs),
       moved: (view) => this.moved(view) }, [["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
@@ -252,7 +253,8 @@ class Live {
     const shown = feed.ranks.list().filter(this.scope.ranks), several = new Set(shown.map(({ id }) => id)).size > 1;
     const most = this.whole.has("ranks") ? MOST_LANES : FEW_LANES;
     if (shown.length > most) this.sortByTrouble(shown);
-    chart.lanes = shown.slice(0, most).map((rank) => rank.lane(chart.view, feed.now, several));
+    this.inChart = shown.slice(0, most);
+    chart.lanes = this.inChart.map((rank) => rank.lane(chart.view, feed.now, several));
     return shown.length;
   }
 
@@ -267,9 +269,9 @@ class Live {
     }
     this.refineOld(from, to);
     const { ranks } = this.feed, { region } = this;
-    if (ranks.loading || !ranks.lacks(Math.max(from, chart.bounds[0]), to)) return;
+    if (ranks.loading || !ranks.lacks(Math.max(from, chart.bounds[0]), to, this.inChart)) return;
     ranks.loading = true;
-    ranks.refine(Math.max(from, chart.bounds[0]), to).finally(() => {
+    ranks.refine(Math.max(from, chart.bounds[0]), to, this.inChart).finally(() => {
       ranks.loading = false;
       // The page may be another one by now.
       if (this.region === region) { this.lanes(); chart.draw(); }
@@ -365,12 +367,13 @@ class Live {
     this.main.append(element("h2", {}, `GPU ${gpu.gpu}`));
     const above = this.part(() => this.incidentsAbove(this.incidentsHere()));
     this.chart(of, (rank) => rank.gpus.includes(gpu.uuid), (found) => found.uuid === gpu.uuid || this.ranksOn(gpu, found));
+    const split = this.part(() => holdersPart(feed, gpu));
     const ranksOf = () => feed.ranks.list().filter((rank) => rank.gpus.includes(gpu.uuid)).map(({ job, rank }) => `${job} rank ${rank}`);
     const facts = this.part(() => [table(`GPU ${gpu.gpu}`, ["property", "value"], [["name", gpu.name ?? "not known"], ["UUID", gpu.uuid], ["PCI bus id", gpu.pci ?? "not known"],
       ["usable memory", gib(gpu.usable)], ["the driver's reserve", gib(gpu.reserved)], ["busy", ratio(gpu.utilization)], ["power", unit(gpu.power, "W")], ["temperature", unit(gpu.temperature, "°C")],
       ["slowed by", gpu.throttle ? gpu.throttle.join(", ") || "nothing" : "not known"], ["ranks", ranksOf().join(", ") || "none"]], 2, true)]);
     const below = this.part(() => this.incidentsBelow(this.incidentsHere(), () => below()));
-    return { title: `GPU ${gpu.gpu}`, lists: () => { above(); below(); }, tables: () => { above(); facts(); } };
+    return { title: `GPU ${gpu.gpu}`, lists: () => { above(); below(); }, tables: () => { above(); split(); facts(); } };
   }
 
   incidentPanel(incident) { return incidentPanel(this.feed, incident, (found) => this.show(found)); }
@@ -412,7 +415,12 @@ class Live {
     this.chart((gpu) => gpus().has(gpu.uuid), own, (found) => found.job_id === name || found.job === name || (found.job === null && gpus().has(found.uuid)));
     const below = this.part(() => this.incidentsBelow(this.incidentsHere(), () => below()));
     let answer = { ranks: [] };
-    const tables = this.part(() => jobTables(feed, answer));
+    const tables = this.part(() => {
+      const accused = new Set(this.recent(this.incidentsHere()).flatMap(({ ranks }) => ranks)), lag = ({ ratios }) => ratios.compute_lag ?? 0;
+      const worst = [...answer.ranks].sort((a, b) => accused.has(b.rank) - accused.has(a.rank) || lag(b) - lag(a));
+      const [shown, more] = this.few("ranks in the tables", worst, FEW_ROWS, () => tables());
+      return jobTables(feed, answer, shown.toSorted((a, b) => a.rank - b.rank), more);
+    });
     const load = async () => {
       try { answer = await request(`api/v1/jobs/${encodeURIComponent(name)}`); tables(); } catch { /* It has ended meanwhile: what was last known stays. */ }
     };
@@ -443,12 +451,16 @@ class Live {
         text();
       } catch { /* There is none yet, or the job has ended. */ }
     };
+    const full = LACKS_MEMORY.includes(found.finding) ? feed.gpus.get(found.uuid) : null;
     const text = this.part(() => [findingPanel(feed, now(), (one) => this.show(one)),
       ...advice.length ? [element("h2", {}, "What to change"), ...advice.map((said) => element("p", { class: "advice" }, said))] : [],
       element("h2", {}, "Evidence"), table("Evidence", ["measured", "value"], Object.entries(now().evidence).map(([name, value]) => [name, measured(name, value)]), 1, true)
         ?? element("p", {}, "There are no numbers."),
       ...capturesPart(feed, capturesOf(feed, now()))]);
+    // What held it then is in the evidence.
+    const split = full ? this.part(() => found.ended_unix_nano === null && now().ended_unix_nano === null ? holdersPart(feed, full) : []) : () => {};
     return { title: `${found.finding} ${id}`, lists: text, tables: () => {
+      split();
       const isDue = asked === -Infinity || (performance.now() - asked > 5000 && feed.jobs.some(({ id }) => id === found.job_id));
       if (!isAnswered && isDue) { asked = performance.now(); ask(); }
     } };

@@ -1,0 +1,57 @@
+"use strict";
+// What the memory of a GPU is now: what the allocators of its ranks have given out and what they keep, what lies outside of them in the
+// same processes, other processes, and what is free.
+
+// Other processes with a part of their own; all smaller ones are one part.
+const MOST_OTHERS = 4;
+
+const HOLDERS_NOTE = "Of ranks as of their last marks; other processes as of the driver's last list, at most ten seconds ago.";
+
+// The parts, in the order in which they are drawn: { what, whose, bytes, color, faint }; null if memory is not known. What is kept in
+// an allocator's cache can be used again by that process alone.
+function holders(feed, gpu) {
+  const used = gpu.memory.now();
+  if (Number.isNaN(used) || !gpu.usable || !gpu.up) return null;
+  const left = new Map((gpu.processes ?? []).map(({ pid, used_bytes: bytes }) => [pid, bytes])), parts = [];
+  const add = (what, whose, bytes, color, faint = false) => { if (bytes > 0) parts.push({ what, whose, bytes, color, faint }); };
+  const all = feed.jobs.flatMap(({ job, id, ranks }) => ranks.map((rank) => ({ ...rank, job, id })));
+  // A rank whose process is gone holds nothing. Counters of a rank with several GPUs are the sum over these.
+  const here = all.filter(({ gpus, pid }) => gpus.length === 1 && gpus[0] === gpu.uuid && (gpu.processes === null || left.has(pid)));
+  for (const rank of here) {
+    const whose = `${rank.job} rank ${rank.rank}`, own = left.get(rank.pid) ?? null, { allocated_bytes: allocated, reserved_bytes: reserved, outside_allocator_bytes: outside } = rank;
+    left.delete(rank.pid);
+    if (reserved === null) { add("process", whose, own ?? 0, "--c0"); continue; }
+    add("allocated", whose, Math.min(allocated ?? reserved, reserved), "--c0");
+    add("cached", whose, reserved - Math.min(allocated ?? reserved, reserved), "--c0", true);
+    add("outside the allocator", whose, outside ?? 0, "--c1");
+  }
+  const nameOf = (pid) => { const rank = all.find((one) => one.pid === pid); return `process ${pid}${rank ? `, ${rank.job} rank ${rank.rank}` : ""}`; };
+  const others = [...left].filter(([, bytes]) => bytes !== null).sort((a, b) => b[1] - a[1]);
+  for (const [pid, bytes] of others.slice(0, MOST_OTHERS)) add("other process", nameOf(pid), bytes, "--c3");
+  const more = others.slice(MOST_OTHERS);
+  add("other processes", `${more.length} processes`, more.reduce((sum, [, bytes]) => sum + bytes, 0), "--c3");
+  const known = parts.reduce((sum, { bytes }) => sum + bytes, 0);
+  add("not attributed", gpu.processes === null ? "the driver lists no processes" : "since the last mark, or by what the driver does not list", used - known, "--dim");
+  add("free", "", gpu.usable - Math.max(used, known), "--line", true);
+  return parts;
+}
+
+// A bar of the parts, and a table with their bytes.
+function holdersPart(feed, gpu) {
+  const parts = holders(feed, gpu), title = element("h2", {}, `What the memory of GPU ${gpu.gpu} is`);
+  if (!parts) return [title, element("p", {}, "Its memory is not known now.")];
+  const total = parts.reduce((sum, { bytes }) => sum + bytes, 0);
+  const text = ({ what, whose, bytes }) => `${what}${whose ? `, ${whose}` : ""}: ${gib(bytes)}`;
+  const segment = (part) => {
+    const { bytes, color, faint } = part, one = element("div", { title: text(part) });
+    one.style.flexGrow = String(bytes / total);
+    one.style.background = `var(${color})`;
+    one.style.opacity = faint ? "0.45" : "1";
+    return one;
+  };
+  const swatch = ({ color, faint }) => { const one = element("span", { class: "swatch" }); one.style.background = `var(${color})`; one.style.opacity = faint ? "0.45" : "1"; return one; };
+  // A screen reader has the table.
+  const bar = element("div", { class: "holders", "aria-hidden": "true" }, ...parts.map(segment));
+  const rows = parts.map((part) => [element("span", {}, swatch(part), ` ${part.what}`), part.whose, gib(part.bytes), ratio(part.bytes / gpu.usable)]);
+  return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), element("p", { class: "note" }, HOLDERS_NOTE)];
+}
