@@ -101,10 +101,21 @@ KINDS = {
         "The live page has the number's meaning; the runbook lists which ones need a reset",
         "xid"),
 }
+# What an incident of each cause is.
+CAUSES = {
+    "memory": "GPU memory ran short",
+    "host_memory": "Host memory ran out",
+    "input": "A rank waited for data",
+    "held_back": "A GPU was held back by heat, power or a link",
+    "gpu": "A GPU had an error or was lost",
+    "late_rank": "A rank made others wait",
+    "imbalance": "Work was shared unevenly",
+    "idle": "A GPU held memory and ran nothing",
+    "unexplained": "Steps became slow",
+}
 NOTHING = "none"
 SEVERITIES = {"critical": RED, "warning": ORANGE, "info": BLUE}
 SHOWN_SEVERITIES = words({severity: (severity, color) for severity, color in SEVERITIES.items()})
-WORDS = {"instance": "node", "gpu": "GPU", "training_job": "job", "rank": "rank"}
 RUNBOOK = "${runbooks}docs/runbooks/${__value.raw}.md"
 
 
@@ -183,11 +194,16 @@ def alerts_table(title, alerts, seen):
         hidden=["alertstate", "uuid", "pod", "xid", "finding", "cause", "reason", "Value"])
 
 
-def annotate(board, matchers, on, by="instance, gpu, training_job, rank", shown=("critical", "warning")):
-    """Marks findings on the panels `on`, each severity in its colour, a mark for each kind and each value of the labels `by`.
-    Marks of many GPUs lie on each other until they hide the data, so pages of many GPUs leave them switched off (`shown`)."""
-    subject = " ".join(f"{WORDS[label]} {{{{{label}}}}}" for label in by.split(", "))
-    for severity, color in SEVERITIES.items():
-        active = f'max by (finding, {by}) (highwater_finding_active{{{matchers},severity="{severity}"}})'
-        board.annotate(severity.capitalize(), _with_texts(active), color, f"{{{{finding}}}} ({severity}): {{{{what}}}}",
-                       subject + ". {{advice}}", on=on, enabled=severity in shown)
+def annotate(board, matchers, on, enabled=True):
+    """Marks incidents on the panels `on`, each time that one began or came back. A mark stands where a counter rose, so that none is
+    left out however seldom a long range is looked at, and one starved rank of 64 is one mark. Pages of many nodes leave them
+    switched off: marks of many jobs lie on each other until they hide the data."""
+    by = "cause, instance, training_job, gpu"
+    count = f"highwater_incidents_total{{{matchers}}}"
+    before = f"{count} offset $__interval"
+    # The counter of a cause begins with its first incident, a few scrapes before it counts that.
+    vector = f"sum by ({by}) ({count} - ({before}) >= 1 or ({count} unless {before}) >= 1)"
+    for cause, what in CAUSES.items():
+        vector = f'label_replace({vector}, "what", "{what}", "cause", "{cause}")'
+    board.annotate("Incidents", vector, ORANGE, "{{what}}", "job {{training_job}} GPU {{gpu}} node {{instance}}, cause {{cause}}",
+                   on=on, enabled=enabled)

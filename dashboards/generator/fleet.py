@@ -40,7 +40,7 @@ def dashboard():
     board.row("Over time")
     on = board.line(9, (12, _full()), (12, _found()))
     board.line(8, (8, _busy()), (8, _power()), (8, _answering()))
-    findings.annotate(board, NODE, on[:1], by="training_job", shown=())
+    findings.annotate(board, NODE, on[:1], enabled=False)
     return board
 
 

@@ -48,7 +48,7 @@ def dashboard():
     board.row("GPU by GPU of $node", collapsed=True)
     (band,) = board.line(8, (8, _band()))
     band |= {"repeat": "gpu", "repeatDirection": "h", "maxPerRow": 4}
-    findings.annotate(board, GPU, on, by="training_job", shown=())
+    findings.annotate(board, queries.NODE, on, enabled=False)
     board.annotate("XID errors", f"highwater_gpu_xid_last_timestamp_seconds{{{GPU}}} * 1000", "purple", "XID {{xid}}", NAME,
                    on=on, useValueForTime=True)
     return board

@@ -55,7 +55,7 @@ def dashboard():
     board.row("GPU time and energy")
     board.line(9, (12, _tensor()), (12, _idle()))
     board.line(9, (12, _energy()), (12, _power()))
-    findings.annotate(board, RANK, on[:2] + on[3:5])
+    findings.annotate(board, queries.JOB, on[:2] + on[3:5])
     return board
 
 

@@ -33,8 +33,7 @@ const UNITS: [&str; 14] = [
 ];
 
 /// Queries that return nothing on the nodes of `Nodes`: what they contain, the dashboard, and why.
-const EMPTY: [(&str, &str, &str); 3] = [
-    (r#"severity="info""#, "annotation", "they are of a job's first steps, or of a GPU that was idle for a minute"),
+const EMPTY: [(&str, &str, &str); 2] = [
     ("highwater_job_info", "variable \"namespace\"", "simulated jobs have no owner"),
     ("highwater_job_info", "variable \"user\"", "simulated jobs have no owner"),
 ];
