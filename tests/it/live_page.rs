@@ -109,6 +109,19 @@ fn zoom_reaches_a_spike_of_a_millisecond_and_everything_works_by_keyboard() {
     );
     let spike = spike.as_f64().expect("a time");
     assert!(spike > 0.0 && spike < 0.003, "the spike lasts {spike} s");
+    // Two pins: before the spike, and at its top.
+    browser.value("globalThis.spikeAt = (() => { const { curve } = highwaterChart.series[0], [from, to] = highwaterChart.view; let at = from; while (at < to && !(curve.extremes(at, at + 1e-6).most > 15 * 2 ** 30)) at += 20e-6; return at; })()");
+    browser.value("highwaterChart.point(spikeAt - 0.002)");
+    browser.press("m");
+    let said = text(&mut browser, "document.querySelector('.readout').textContent");
+    assert!(said.starts_with("Pinned "), "{said}");
+    browser.value("highwaterChart.point(spikeAt + 1e-4)");
+    browser.press("m");
+    let said = text(&mut browser, "document.querySelector('.readout').textContent");
+    assert!(said.starts_with("2.1 ms from ") && said.contains(", +20.00 GiB"), "{said}");
+    assert_eq!(browser.value("highwaterChart.pins.length"), json!(2));
+    browser.press("m");
+    assert_eq!(browser.value("highwaterChart.pins.length"), json!(1), "the third begins anew");
     browser.press("0");
     browser.wait("highwaterChart.view[1] - highwaterChart.view[0] > 4");
     browser.press("t");

@@ -34,6 +34,8 @@ class Chart {
     this.following = null;
     this.fit = false;
     this.cursor = null;
+    // At most two times, between which a reader wants to know what changed.
+    this.pins = [];
     this.place = place;
     this.canvas = place.appendChild(document.createElement("canvas"));
     // The cursor has a canvas of its own, so that moving it repaints nothing else.
@@ -168,6 +170,24 @@ class Chart {
     } else this.painter.cursor();
     // Includes what lies between two stops of the arrow keys.
     this.say(this.at(this.cursor, MOST_SPOKEN, this.pixel() * 4).join("; "));
+  }
+
+  // Pins the cursor, or else the middle of the view. The second pin says what changed from the earlier to the later; the one after it
+  // begins anew.
+  pin() {
+    this.cursor = this.center();
+    this.pins = this.pins.length === 2 ? [this.cursor] : [...this.pins, this.cursor].sort((a, b) => a - b);
+    this.painter.cursor();
+    const [from, to] = this.pins;
+    if (to === undefined) { this.say(`Pinned ${this.axis.moment(from)}. Pin another time to read what changed between the two.`); return; }
+    const usedAt = (one, seconds) => one.curve.extremes(seconds - one.shift, seconds - one.shift + 1e-9).most;
+    const changes = this.series.filter((one) => one.shown).map((one) => {
+      const [before, after] = this.pins.map((seconds) => usedAt(one, seconds)), by = after - before;
+      const text = before === -Infinity || after === -Infinity ? "not known" : `${gib(before)} to ${gib(after)}, ${by < 0 ? "−" : "+"}${gib(Math.abs(by))}`;
+      return { by: Number.isNaN(by) ? 0 : Math.abs(by), text: `${one.name}: ${text}` };
+    }).sort((a, b) => b.by - a.by);
+    const more = changes.length - MOST_SPOKEN;
+    this.say([`${duration(to - from)} from ${this.axis.moment(from)} to ${this.axis.moment(to)}`, ...changes.slice(0, MOST_SPOKEN).map(({ text }) => text), ...more > 0 ? [`and ${more} that changed less`] : []].join("; "));
   }
 
   peak() {

@@ -3,7 +3,7 @@
 // table.
 
 const HELP = "Keys work while the chart or its buttons have the focus. Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
-  "next finding, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
+  "next finding, m pins the cursor: the second pin says what changed between the two, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
 // Curves that are all in the legend.
 const MOST_LISTED = 16;
 // Rows of the chart's tables.
@@ -29,6 +29,7 @@ function chartRegion(options, more = [], help = "") {
   const actions = [
     ["p", "Peak", () => chart.peak()],
     ["n", "Next finding", () => nextFinding(chart)],
+    ["m", "Pin", () => chart.pin()],
     ["+", "Zoom in", () => chart.zoom(1 / 1.6)],
     ["-", "Zoom out", () => chart.zoom(1.6)],
     ["0", "Whole", () => chart.whole()],

@@ -243,6 +243,13 @@ class Painter {
       pen.fillRect(one, 0, other - one, height);
       pen.globalAlpha = 1;
     }
+    for (const x of chart.pins.map((seconds) => chart.x(seconds)).filter((x) => x >= AXIS && x <= AXIS + chart.width)) {
+      pen.strokeStyle = pen.fillStyle = this.color("--note");
+      pen.setLineDash([4, 3]);
+      pen.beginPath(); pen.moveTo(Math.round(x) + 0.5, 0); pen.lineTo(Math.round(x) + 0.5, height); pen.stroke();
+      pen.setLineDash([]);
+      pen.beginPath(); pen.arc(x, 5, 4, 0, 2 * Math.PI); pen.fill();
+    }
     if (at === null || at < AXIS || at > AXIS + chart.width) return;
     pen.strokeStyle = this.color("--cursor");
     pen.beginPath(); pen.moveTo(Math.round(at) + 0.5, 0); pen.lineTo(Math.round(at) + 0.5, height); pen.stroke();
