@@ -201,8 +201,10 @@ def annotate(board, matchers, on, enabled=True):
     by = "cause, instance, training_job, gpu"
     count = f"highwater_incidents_total{{{matchers}}}"
     before = f"{count} offset $__interval"
-    # The counter of a cause begins with its first incident, a few scrapes before it counts that.
-    vector = f"sum by ({by}) ({count} - ({before}) >= 1 or ({count} unless {before}) >= 1)"
+    # The counter of a cause begins with its first incident, a few scrapes before it counts that. After a pause in the scrapes it is as
+    # old as it is.
+    scraped = "on (job, instance) (highwater_build_info offset $__interval)"
+    vector = f"sum by ({by}) ({count} - ({before}) >= 1 or ({count} unless {before} and {scraped}) >= 1)"
     for cause, what in CAUSES.items():
         vector = f'label_replace({vector}, "what", "{what}", "cause", "{cause}")'
     board.annotate("Incidents", vector, ORANGE, "{{what}}", "job {{training_job}} GPU {{gpu}} node {{instance}}, cause {{cause}}",

@@ -84,6 +84,7 @@ pub(super) fn lanes(node: &Node, now_ns: i64) {
             gpu.set_slow(now_ns, node.source.slow(position, now_ns, &node.calls));
             if gpu.rare().is_none_or(|rare| now_ns - rare.at_ns >= 30 * SECOND_NS) {
                 gpu.set_rare(now_ns, node.source.rare(position, now_ns, &node.calls));
+                gpu.set_processes(now_ns, node.source.processes(position, now_ns, &node.calls));
             }
         } else if node.source.reacquire(position).is_ok() {
             gpu.set_health(highwater_core::gpu::Health::Up);

@@ -268,9 +268,9 @@ impl Source for Sim {
             pcie_link: calls.time(Call::PcieLink, || level().map(|_| self.pcie_link(gpu, since_ns))),
             nvlinks: calls.time(Call::NvlinkState, || level().map(|_| self.nvlinks(gpu, since_ns))),
             nvlink_errors: calls
-                .time(Call::NvlinkErrors, || level().map(|_| self.nvlink_errors(gpu, since_ns)))
+                .time(Call::NvlinkCounters, || level().map(|_| self.nvlink_errors(gpu, since_ns)))
                 .unwrap_or_default(),
-            fabric: calls.time(Call::Fabric, || level().map(|_| self.fabric(gpu, since_ns))),
+            fabric: calls.time(Call::NvlinkState, || level().map(|_| self.fabric(gpu, since_ns))),
             ..memory
         }
     }

@@ -152,8 +152,8 @@ impl Unjoined {
         let state = view.gpus.get(gpu)?;
         let rare = state.rare().filter(|rare| view.now_ns - rare.at_ns < 2 * OLD_NS);
         // A process has a context, so CUDA works there, whatever the driver says of the fabric.
-        let runs = state.processes().is_some_and(|processes| !processes.reading.is_empty());
-        let read = rare.and_then(|rare| Some((rare.at_ns, rare.reading.fabric.filter(|_| !runs)?)));
+        let is_unused = state.processes().is_some_and(|processes| processes.reading.is_empty());
+        let read = rare.and_then(|rare| Some((rare.at_ns, rare.reading.fabric.filter(|_| is_unused)?)));
         let Some((at_ns, fabric)) = read else {
             *self = Self::default();
             return None;

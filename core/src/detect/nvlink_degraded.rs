@@ -1,7 +1,7 @@
 //! `nvlink_degraded`: NVLinks of a GPU that are down, or on which data had to be sent again.
 //!
-//! A link is missing if it was up before, or if the GPU has fewer links up than another of the same model on the node: some
-//! boards connect only some of a GPU's links, so a link that is down need not be a fault. Errors are those between two
+//! A link is missing if it was up before, or, on a node with NVSwitches, if the GPU has fewer links up than another of the same
+//! model. Boards and bridges connect only some of a GPU's links, so a link that is down need not be a fault. Errors are those between two
 //! readings, 30 s apart, by the limits of NVIDIA's DCGM: one replay or recovery, or 100 checksum errors a second. Absent on
 //! purpose: which link had the errors, because a reading of one link takes as long as the sum of all.
 
@@ -88,15 +88,22 @@ fn reading(view: &View<'_>, gpu: usize) -> Option<Arc<Latest<Rare>>> {
     view.gpus.get(gpu)?.rare().filter(|rare| view.now_ns - rare.at_ns < OLD_NS)
 }
 
-/// The most links that are up on another GPU of the same model; 0 of a GPU that is split into MIG instances, whose links
-/// may be off.
+/// The most links that are up on another GPU of the same model on the same fabric; 0 without a fabric, where bridges connect some GPUs
+/// and not others, and of a GPU that is split into MIG instances, whose links may be off.
 fn most_of_peers(view: &View<'_>, gpu: usize) -> u32 {
     let is_split =
         |state: &GpuState| view.gpus.iter().any(|other| other.device.parent_uuid.as_ref() == Some(&state.device.uuid));
     let Some(own) = view.gpus.get(gpu).filter(|own| own.device.name.is_some() && !is_split(own)) else { return 0 };
+    if reading(view, gpu).is_none_or(|own| own.reading.fabric.is_none()) {
+        return 0;
+    }
     let is_peer = |(other, state): &(usize, &GpuState)| *other != gpu && state.device.name == own.device.name;
     let peers = view.gpus.iter().enumerate().filter(is_peer);
-    peers.filter_map(|(other, _)| Some(reading(view, other)?.reading.nvlinks?.up.count_ones())).max().unwrap_or(0)
+    let links = |(other, _): (usize, _)| {
+        let peer = reading(view, other).filter(|peer| peer.reading.fabric.is_some())?;
+        Some(peer.reading.nvlinks?.up.count_ones())
+    };
+    peers.filter_map(links).max().unwrap_or(0)
 }
 
 fn missing_evidence(now: NvLinks, most: u32) -> Vec<Evidence> {
@@ -193,7 +200,9 @@ fn sign(view: &View<'_>, gpu: usize, code: u64, begin_ns: i64, evidence: Vec<Evi
 mod tests {
     use super::super::hand::Hand;
     use super::*;
-    use crate::gpu::Device;
+    use crate::gpu::{Device, Fabric};
+
+    const JOINED: Option<Fabric> = Some(Fabric { state: 3, status: 0 });
 
     const ALL: NvLinks = NvLinks { present: (1 << 18) - 1, up: (1 << 18) - 1 };
 
@@ -207,6 +216,10 @@ mod tests {
 
     /// Two GPUs of one model whose links are read every 30 s; returns the signs of each look, one a second.
     fn signs(readings: &[[(Option<NvLinks>, NvLinkErrors); 2]]) -> Vec<Vec<Sign>> {
+        signs_on(JOINED, readings)
+    }
+
+    fn signs_on(fabric: Option<Fabric>, readings: &[[(Option<NvLinks>, NvLinkErrors); 2]]) -> Vec<Vec<Sign>> {
         let (mut hand, mut detector) = (Hand::with_ranks(2), NvlinkDegraded::default());
         for (gpu, state) in hand.gpus.iter_mut().enumerate() {
             let device = Device { index: gpu.to_string(), name: Some("H200".to_owned()), ..Device::default() };
@@ -218,7 +231,7 @@ mod tests {
                 hand.now_ns = second * SECOND_NS;
                 if second % 30 == 0 {
                     for (gpu, (nvlinks, nvlink_errors)) in readings[second as usize / 30].into_iter().enumerate() {
-                        let rare = Rare { nvlinks, nvlink_errors, ..Rare::default() };
+                        let rare = Rare { nvlinks, nvlink_errors, fabric, ..Rare::default() };
                         hand.gpus[gpu].set_rare(hand.now_ns, rare);
                     }
                 }
@@ -247,6 +260,8 @@ mod tests {
         assert_eq!((seconds_with_signs(&looks), looks[60].len()), ((60..90).collect(), 2));
         let why = &looks[60][0].text.why;
         assert!(why.starts_with("It had 18; link 3, 17 went down while the daemon ran."), "{why}");
+        // A bridge that connects one pair of four.
+        assert!(seconds_with_signs(&signs_on(None, &[[well, (Some(without(ALL.up)), errors(0, 0))]; 4])).is_empty());
         // A board that connects no more, a reading that fails, and a link that is down for one reading.
         assert!(seconds_with_signs(&signs(&[[down, down]; 4])).is_empty());
         assert!(seconds_with_signs(&signs(&[[well, well], [(None, none); 2], [(None, none); 2]])).is_empty());
@@ -265,8 +280,9 @@ mod tests {
         }
         for reading in 0..4 {
             hand.now_ns = reading * 30 * SECOND_NS;
-            hand.gpus[0].set_rare(hand.now_ns, Rare { nvlinks: Some(ALL), ..Rare::default() });
-            hand.gpus[1].set_rare(hand.now_ns, Rare { nvlinks: Some(without(ALL.up)), ..Rare::default() });
+            hand.gpus[0].set_rare(hand.now_ns, Rare { nvlinks: Some(ALL), fabric: JOINED, ..Rare::default() });
+            hand.gpus[1]
+                .set_rare(hand.now_ns, Rare { nvlinks: Some(without(ALL.up)), fabric: JOINED, ..Rare::default() });
             assert!(hand.look(&mut detector).0.is_empty());
         }
     }
