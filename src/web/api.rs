@@ -52,6 +52,8 @@ pub(super) struct GpusAnswer {
     source: String,
     /// Whether that is a simulation, or the replay of one: no GPU was read.
     simulated: bool,
+    /// Where the numbers of processes hold: the node's boot and the daemon's PID namespace.
+    process_ids_of: Option<&'static str>,
     gpus: Vec<GpuAnswer>,
 }
 
@@ -151,7 +153,8 @@ pub(super) fn gpus_now(state: &SharedState) -> Result<GpusAnswer, String> {
     let skipped = node.source.skipped().iter().map(GpuAnswer::skipped);
     let source = node.source.description();
     let simulated = provenance::is_simulated(&source);
-    Ok(GpusAnswer { source, simulated, gpus: gpus.chain(skipped).collect() })
+    let process_ids_of = super::process_ids_of();
+    Ok(GpusAnswer { source, simulated, process_ids_of, gpus: gpus.chain(skipped).collect() })
 }
 
 /// The position of the GPU with this index, UUID or PCI bus id.

@@ -53,7 +53,7 @@ use gate::Gate;
 use highwater_engine::intake::Intake;
 use highwater_engine::shared_state::SharedState;
 use live::Live;
-pub use now::now;
+pub use now::{now, process_ids_of};
 use problem::Problem;
 use sender::Peer;
 use std::sync::Arc;

@@ -180,11 +180,14 @@ class Chart {
     this.painter.cursor();
     const [from, to] = this.pins;
     if (to === undefined) { this.say(`Pinned ${this.axis.moment(from)}. Pin another time to read what changed between the two.`); return; }
-    const usedAt = (one, seconds) => one.curve.extremes(seconds - one.shift, seconds - one.shift + 1e-9).most;
+    // Between the points of a thinned curve only its extremes are known.
+    const half = (one, at) => (one.curve.bucketAt(at) ?? 0) / 2;
+    const usedAt = (one, seconds) => { const at = seconds - one.shift, by = half(one, at); return one.curve.extremes(at - by, at + Math.max(by, 1e-9)).most; };
     const changes = this.series.filter((one) => one.shown).map((one) => {
       const [before, after] = this.pins.map((seconds) => usedAt(one, seconds)), by = after - before;
       const text = before === -Infinity || after === -Infinity ? "not known" : `${gib(before)} to ${gib(after)}, ${by < 0 ? "−" : "+"}${gib(Math.abs(by))}`;
-      return { by: Number.isNaN(by) ? 0 : Math.abs(by), text: `${one.name}: ${text}` };
+      const widest = Math.max(...this.pins.map((seconds) => 2 * half(one, seconds - one.shift)));
+      return { by: Number.isFinite(by) ? Math.abs(by) : -1, text: `${one.name}: ${text}${widest ? `, each the most within ${duration(widest)}` : ""}` };
     }).sort((a, b) => b.by - a.by);
     const more = changes.length - MOST_SPOKEN;
     this.say([`${duration(to - from)} from ${this.axis.moment(from)} to ${this.axis.moment(to)}`, ...changes.slice(0, MOST_SPOKEN).map(({ text }) => text), ...more > 0 ? [`and ${more} that changed less`] : []].join("; "));

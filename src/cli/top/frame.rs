@@ -7,7 +7,7 @@ use super::now::{Incident, ListedGpu, Now, Process};
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::Duration;
-use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+use unicode_width::UnicodeWidthChar as _;
 
 /// Columns of a picture that goes to no terminal.
 pub(super) const WIDTH_WITHOUT_TERMINAL: usize = 160;
@@ -143,7 +143,7 @@ impl Frame {
             for (style, part) in line {
                 let part = if paint.is_unicode { part.clone() } else { ascii(part) };
                 let part = fitting(&part, room);
-                room -= part.width();
+                room = room.saturating_sub(width(part));
                 match (paint.has_color, style.code()) {
                     (true, code @ ("1" | "2" | "7" | "32" | "33" | "1;31")) => {
                         let _ = write!(text, "\x1b[{code}m{part}\x1b[0m");
@@ -160,12 +160,17 @@ impl Frame {
     }
 }
 
+/// The columns that a text takes: the sum over its characters, as [`fitting`] counts them.
+fn width(text: &str) -> usize {
+    text.chars().map(|one| one.width().unwrap_or(0)).sum()
+}
+
 /// The part of a text that fits into a number of columns.
 fn fitting(text: &str, columns: usize) -> &str {
-    let mut width = 0;
+    let mut taken = 0;
     let end = text.char_indices().find(|(_, one)| {
-        width += one.width().unwrap_or(0);
-        width > columns
+        taken += one.width().unwrap_or(0);
+        taken > columns
     });
     end.map_or(text, |(end, _)| &text[..end])
 }
@@ -359,7 +364,7 @@ fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
-            Some(line) if line.width() + 1 + word.width() <= columns => {
+            Some(line) if width(line) + 1 + width(word) <= columns => {
                 line.push(' ');
                 line.push_str(word);
             }
@@ -415,8 +420,8 @@ fn processes(all: &[Process], view: &Viewport, rows: usize, lines: &mut Vec<Line
 
 /// A text in a number of columns, the last of which is a space.
 fn column(text: &str, columns: usize) -> String {
-    let text = fitting(text, columns - 1);
-    format!("{text}{}", " ".repeat(columns - text.width()))
+    let text = fitting(text, columns.saturating_sub(1));
+    format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
 #[cfg(test)]

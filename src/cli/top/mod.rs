@@ -53,11 +53,9 @@ impl Top {
             return Err(Misuse("top: the output is no terminal; --once prints one picture".to_owned()).into());
         }
         drive(async {
-            let signals = Signals::listen()?;
             let source =
                 Source::find(self.via.as_deref(), self.source.as_deref(), self.nvml_library.as_deref()).await?;
-            let done =
-                if self.once { self.print(&source, is_terminal).await } else { self.show(&source, signals).await };
+            let done = if self.once { self.print(&source, is_terminal).await } else { self.show(&source).await };
             source.stop();
             done
         })
@@ -71,22 +69,28 @@ impl Top {
         }
         let columns = if is_terminal { screen::size().0 } else { frame::WIDTH_WITHOUT_TERMINAL };
         let paint = Paint { has_color: is_terminal && screen::wants_color(), is_unicode: screen::is_unicode() };
-        let now = Now::of(answers, source.is_local())?;
+        let now = Now::of(answers)?;
         let view = Viewport { columns, rows: usize::MAX, ..Viewport::default() };
         let frame = Frame::new(&now, &view, source.about());
         Ok(terminal::print(frame.text(paint))?)
     }
 
     /// A picture after the other, until `q`, Control-C or a signal.
-    async fn show(&self, source: &Source, mut signals: Signals) -> anyhow::Result<()> {
-        let mut screen = Screen::take()?;
+    async fn show(&self, source: &Source) -> anyhow::Result<()> {
+        // From now on signals are waited for, because they must leave the terminal as it was.
+        let (mut signals, mut screen) = (Signals::listen()?, Screen::take()?);
         let paint = Paint { has_color: screen::wants_color(), is_unicode: screen::is_unicode() };
         let mut view = Viewport { interval: self.interval.clamp(SHORTEST, LONGEST), ..Viewport::default() };
         let mut shown: Option<Now> = None;
         let mut fault = None;
         loop {
             if !view.is_paused || shown.is_none() {
-                match source.answers().await.and_then(|answers| Now::of(answers, source.is_local())) {
+                let answers = tokio::select! {
+                    answers = source.answers() => answers,
+                    _ = ended(&mut signals) => return Ok(()),
+                    () = is_over(&mut screen, &mut view) => return Ok(()),
+                };
+                match answers.and_then(Now::of) {
                     Ok(now) => (shown, fault) = (Some(now), None),
                     // What was seen last stays, with why there is nothing newer.
                     Err(error) => fault = Some(format!("{error:#}")),
@@ -107,6 +111,11 @@ impl Top {
             }
         }
     }
+}
+
+/// Does what keys ask for while a daemon is waited for, until one ends the program.
+async fn is_over(screen: &mut Screen, view: &mut Viewport) {
+    while !act(screen.key().await, view) {}
 }
 
 /// What a key does. Returns whether it ends the program.

@@ -3,11 +3,13 @@
 //! Enters: the answers of `/api/v1/gpus`, `/api/v1/jobs` and `/api/v1/incidents`. Leaves: GPUs, processes with their ranks,
 //! and incidents. Invariant: no text has control characters, because names come from other users' jobs.
 
+use crate::web;
 use anyhow::Context as _;
 use highwater_engine::dial::printable;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use unicode_width::UnicodeWidthChar as _;
 
 /// One moment.
 #[derive(Debug, Default)]
@@ -115,14 +117,21 @@ struct RankAnswer {
     open: Vec<String>,
 }
 
+/// A text as a terminal may show it: without control characters, and without characters of no width, which can reverse the order of
+/// a line.
+fn shown(text: &str) -> String {
+    printable(text).chars().filter(|one| one.width().is_some_and(|width| width > 0)).collect()
+}
+
 impl Now {
-    /// What the answers say. The user and the command of processes are looked up if they run on this node.
+    /// What the answers say. The user and the command of processes are looked up if their numbers hold for this process too.
     ///
     /// # Errors
     /// An answer is not what this version knows.
-    pub fn of(mut answers: Value, is_local: bool) -> anyhow::Result<Self> {
-        let text = |value: &Value| value.as_str().map(printable);
+    pub fn of(mut answers: Value) -> anyhow::Result<Self> {
+        let text = |value: &Value| value.as_str().map(shown);
         let gpus = &mut answers["gpus"];
+        let is_local = gpus["process_ids_of"].as_str().is_some_and(|place| Some(place) == web::process_ids_of());
         let (source, trouble) = (text(&gpus["source"]).unwrap_or_default(), text(&gpus["detail"]));
         let gpus = if trouble.is_some() { Value::Array(Vec::new()) } else { gpus["gpus"].take() };
         let mut gpus: Vec<ListedGpu> = serde_json::from_value(gpus).context("the daemon's list of GPUs")?;
@@ -131,16 +140,17 @@ impl Now {
         let mut incidents: Vec<Incident> =
             serde_json::from_value(incidents).context("the daemon's list of incidents")?;
         incidents.retain(|incident| incident.ended_unix_nano.is_none());
-        incidents.sort_by_key(|incident| (severity(&incident.severity), std::cmp::Reverse(incident.begin_unix_nano)));
         for incident in &mut incidents {
-            for text in [&mut incident.what, &mut incident.advice].into_iter().chain(&mut incident.job) {
-                *text = printable(text);
+            let texts = [&mut incident.what, &mut incident.advice, &mut incident.severity];
+            for text in texts.into_iter().chain(&mut incident.job) {
+                *text = shown(text);
             }
         }
+        incidents.sort_by_key(|incident| (severity(&incident.severity), std::cmp::Reverse(incident.begin_unix_nano)));
         for gpu in &mut gpus {
-            gpu.index = printable(&gpu.index);
+            gpu.index = shown(&gpu.index);
             for text in [&mut gpu.name, &mut gpu.trouble].into_iter().flatten() {
-                *text = printable(text);
+                *text = shown(text);
             }
         }
         let processes = processes(&gpus, &jobs, is_local);
@@ -175,8 +185,8 @@ fn processes(gpus: &[ListedGpu], jobs: &JobsAnswer, is_local: bool) -> Vec<Proce
             }
             let named =
                 || gpus.iter().filter(|gpu| !rank.gpus.is_empty() && is_its(gpu)).map(|gpu| (gpu, None)).collect();
-            let phase = rank.open.last().map(|phase| printable(phase));
-            let known = Rank { job: printable(&job.job), rank: rank.rank, step: rank.step, phase };
+            let phase = rank.open.last().map(|phase| shown(phase));
+            let known = Rank { job: shown(&job.job), rank: rank.rank, step: rank.step, phase };
             let on = if its.is_empty() { named() } else { its };
             rows.push(Process { rank: Some(known), ..Process::on(rank.pid, &on) });
         }
@@ -203,7 +213,7 @@ impl Process {
         self.user = std::fs::metadata(&folder).ok().map(|folder| user(folder.uid()));
         let line = std::fs::read(format!("{folder}/cmdline")).unwrap_or_default();
         let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
-        let line = printable(words.join(" ").trim_end());
+        let line = shown(words.join(" ").trim_end());
         self.command = Some(line).filter(|line| !line.is_empty());
     }
 }
@@ -214,7 +224,7 @@ fn user(uid: u32) -> String {
     let name = list.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(uid)).then(|| printable(name))
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| shown(name))
     });
     name.unwrap_or_else(|| uid.to_string())
 }
@@ -242,11 +252,11 @@ mod tests {
             ]}]},
             "incidents": {"incidents": [
                 {"severity": "info", "what": "b", "begin_unix_nano": 3},
-                {"severity": "critical", "what": "a\u{7}", "begin_unix_nano": 1},
+                {"severity": "critical\u{1b}", "what": "a\u{7}\u{202e}", "begin_unix_nano": 1},
                 {"severity": "critical", "what": "gone", "begin_unix_nano": 1, "ended_unix_nano": 2},
             ]},
         });
-        let now = Now::of(answers, false).expect("known");
+        let now = Now::of(answers).expect("known");
         let rows: Vec<_> = now
             .processes
             .iter()
@@ -264,9 +274,9 @@ mod tests {
     #[test]
     fn why_nothing_is_read_is_kept_and_what_is_no_answer_is_an_error() {
         let lists = |gpus: Value| json!({"gpus": gpus, "jobs": {"jobs": []}, "incidents": {"incidents": []}});
-        let now = Now::of(lists(json!({"status": 503, "detail": "no driver"})), false).expect("known");
+        let now = Now::of(lists(json!({"status": 503, "detail": "no driver"}))).expect("known");
         assert_eq!((now.trouble.as_deref(), now.gpus.len()), (Some("no driver"), 0));
-        let error = Now::of(lists(json!({"gpus": 7})), false).expect_err("no list");
+        let error = Now::of(lists(json!({"gpus": 7}))).expect_err("no list");
         assert!(format!("{error:#}").starts_with("the daemon's list of GPUs"), "{error:#}");
     }
 

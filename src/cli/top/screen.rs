@@ -51,20 +51,22 @@ impl Screen {
             tcsetattr(io::stdin(), OptionalActions::Now, &raw).context("cannot read single keys of the terminal")?;
         }
         let (pressed, keys) = mpsc::channel(KEYS);
-        if before.is_some() {
+        // Made before anything else can fail, so that the terminal is restored.
+        let mut screen = Self { before, keys };
+        if screen.before.is_some() {
             // It ends with the process, as nothing else ends a read of a terminal.
             let thread = std::thread::Builder::new().name("hw-keys".to_owned());
             thread.spawn(move || read_keys(&pressed)).context("cannot start thread hw-keys")?;
         }
-        let mut screen = Self { before, keys };
         screen.write(ENTER)?;
         Ok(screen)
     }
 
     /// Replaces what is shown, line by line, so that nothing flickers.
     pub fn draw(&mut self, text: &str) -> anyhow::Result<()> {
-        let lines = text.trim_end_matches('\n').replace('\n', "\x1b[K\r\n");
-        self.write(&format!("\x1b[H{lines}\x1b[K\x1b[J"))
+        // A line is cleared before its text: after a text that fills it the cursor is still on its last character. All lines are there.
+        let lines = text.trim_end_matches('\n').replace('\n', "\r\n\x1b[K");
+        self.write(&format!("\x1b[H\x1b[K{lines}"))
     }
 
     /// The next key; never, where there are none.

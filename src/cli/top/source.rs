@@ -8,10 +8,14 @@ use crate::web;
 use anyhow::{Context as _, bail};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// What is asked of a daemon, and the names of the answers.
 const ASKED: [(&str, &str); 3] =
     [("gpus", "/api/v1/gpus"), ("jobs", "/api/v1/jobs"), ("incidents", "/api/v1/incidents?active=true")];
+
+/// How long all answers together may take.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Who answers.
 pub(super) enum Source {
@@ -60,6 +64,11 @@ impl Source {
     /// # Errors
     /// The daemon does not answer, or refuses.
     pub async fn answers(&self) -> anyhow::Result<Value> {
+        let answers = tokio::time::timeout(ANSWERS_WITHIN, self.ask()).await;
+        answers.unwrap_or_else(|_| bail!("{}: does not answer within {ANSWERS_WITHIN:?}", self.about()))
+    }
+
+    async fn ask(&self) -> anyhow::Result<Value> {
         let client = match self {
             Self::Own(readers) => return Ok(web::now(readers.state())?),
             Self::Daemon(client) => client,
@@ -74,16 +83,6 @@ impl Source {
             answers[name] = answer;
         }
         Ok(answers)
-    }
-
-    /// Whether its processes are those of this node.
-    pub fn is_local(&self) -> bool {
-        match self {
-            Self::Own(_) => true,
-            Self::Daemon(client) => {
-                ["//127.", "//localhost", "//[::1]"].iter().any(|local| client.url().contains(local))
-            }
-        }
     }
 
     /// Who answers, in a few words.

@@ -18,7 +18,12 @@ function holders(feed, gpu) {
   // A rank whose process is gone holds nothing. Counters of a rank with several GPUs are the sum over these.
   const here = all.filter(({ gpus, pid }) => gpus.length === 1 && gpus[0] === gpu.uuid && (gpu.processes === null || left.has(pid)));
   for (const rank of here) {
-    const whose = `${rank.job} rank ${rank.rank}`, own = left.get(rank.pid) ?? null, { allocated_bytes: allocated, reserved_bytes: reserved, outside_allocator_bytes: outside } = rank;
+    // Of two ranks of one process on a GPU it is not known what each holds.
+    if (gpu.processes !== null && !left.has(rank.pid)) continue;
+    const whose = `${rank.job} rank ${rank.rank}`, own = left.get(rank.pid) ?? null, most = own ?? Infinity;
+    // A mark may be old, and a job may send any number: there is no more than what the driver says.
+    const [allocated, reserved] = [rank.allocated_bytes, rank.reserved_bytes].map((bytes) => bytes === null ? null : Math.min(bytes, most));
+    const outside = rank.outside_allocator_bytes === null ? null : Math.min(rank.outside_allocator_bytes, most - (reserved ?? 0));
     left.delete(rank.pid);
     if (reserved === null) { add("process", whose, own ?? 0, "--c0"); continue; }
     add("allocated", whose, Math.min(allocated ?? reserved, reserved), "--c0");
