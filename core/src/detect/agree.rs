@@ -3,19 +3,22 @@
 /// For how many readings in a row something was so.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct InARow {
+    /// When the last reading was made.
+    read_ns: Option<i64>,
     readings: u32,
-    /// When the first of them was made.
+    /// When the first of those that agree was made.
     begin_ns: i64,
 }
 
 impl InARow {
-    /// Notes one more reading.
+    /// Notes a reading. One that was noted already counts once: it is looked at more often than it is made.
     pub fn note(&mut self, at_ns: i64, is_so: bool) {
-        *self = match self.readings {
-            _ if !is_so => Self::default(),
-            0 => Self { readings: 1, begin_ns: at_ns },
-            readings => Self { readings: readings.saturating_add(1), ..*self },
-        };
+        if self.read_ns.replace(at_ns) == Some(at_ns) {
+            return;
+        }
+        let readings = if is_so { self.readings.saturating_add(1) } else { 0 };
+        let begin_ns = if readings == 1 { at_ns } else { self.begin_ns };
+        *self = Self { readings, begin_ns, ..*self };
     }
 
     /// Since when it is so, if two readings agree.

@@ -113,14 +113,7 @@ pub(super) struct GpuUnhealthy {
     failed: Since,
     pending: Since,
     action: Since,
-    unjoined: Vec<Unjoined>,
-}
-
-/// Readings of one GPU's part in the fabric.
-#[derive(Debug, Clone, Copy, Default)]
-struct Unjoined {
-    read_ns: Option<i64>,
-    seen: InARow,
+    unjoined: Vec<InARow>,
 }
 
 impl Detector for GpuUnhealthy {
@@ -138,31 +131,25 @@ impl Detector for GpuUnhealthy {
                 signs.extend(begin_ns.zip(ailment).map(|(begin_ns, ailment)| ailment.sign(view, gpu, begin_ns)));
             }
         }
-        self.unjoined.resize_with(view.gpus.len(), Unjoined::default);
+        self.unjoined.resize_with(view.gpus.len(), InARow::default);
         for (gpu, unjoined) in self.unjoined.iter_mut().enumerate() {
-            let found = unjoined.look(view, gpu);
+            let found = outside_fabric(unjoined, view, gpu);
             signs.extend(found.map(|(begin_ns, ailment)| ailment.sign(view, gpu, begin_ns)));
         }
     }
 }
 
-impl Unjoined {
-    /// Since when a GPU on which nothing runs is outside of its fabric, and how.
-    fn look(&mut self, view: &View<'_>, gpu: usize) -> Option<(i64, &'static Ailment)> {
-        let state = view.gpus.get(gpu)?;
-        let rare = state.rare().filter(|rare| view.now_ns - rare.at_ns < 2 * OLD_NS);
-        // A process has a context, so CUDA works there, whatever the driver says of the fabric.
-        let is_unused = state.processes().is_some_and(|processes| processes.reading.is_empty());
-        let read = rare.and_then(|rare| Some((rare.at_ns, rare.reading.fabric.filter(|_| is_unused)?)));
-        let Some((at_ns, fabric)) = read else {
-            *self = Self::default();
-            return None;
-        };
-        if self.read_ns.replace(at_ns) != Some(at_ns) {
-            self.seen.note(at_ns, !fabric.has_joined());
-        }
-        self.seen.since_ns().map(|begin_ns| (begin_ns, outside(fabric)))
-    }
+/// Since when a GPU on which nothing runs is outside of its fabric, and how.
+fn outside_fabric(seen: &mut InARow, view: &View<'_>, gpu: usize) -> Option<(i64, &'static Ailment)> {
+    // A process has a context, so CUDA works there, whatever the driver says of the fabric.
+    let is_unused = view.gpus.get(gpu)?.processes().is_some_and(|processes| processes.reading.is_empty());
+    let read = view.rare(gpu).and_then(|rare| Some((rare.at_ns, rare.reading.fabric.filter(|_| is_unused)?)));
+    let Some((at_ns, fabric)) = read else {
+        *seen = InARow::default();
+        return None;
+    };
+    seen.note(at_ns, !fabric.has_joined());
+    seen.since_ns().map(|begin_ns| (begin_ns, outside(fabric)))
 }
 
 /// What a GPU that has not joined lacks.

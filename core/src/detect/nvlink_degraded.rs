@@ -9,12 +9,8 @@ use super::agree::InARow;
 use super::detector::{Detector, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Text, seconds};
 use super::view::View;
-use crate::clock::SECOND_NS;
-use crate::gpu::{GpuState, Latest, NvLinkErrors, NvLinks, Rare};
-use std::sync::Arc;
+use crate::gpu::{GpuState, NvLinkErrors, NvLinks, Rare};
 
-/// Without another reading for this long, nothing is known any more.
-const OLD_NS: i64 = 120 * SECOND_NS;
 /// Checksum errors a second from which they matter: DCGM's `DCGM_LIMIT_MAX_NVLINK_CRC_ERROR`.
 const CRC_PER_SECOND: f64 = 100.0;
 /// Distinguish the findings of one GPU.
@@ -51,7 +47,7 @@ impl Detector for NvlinkDegraded {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         self.0.resize_with(view.gpus.len(), Links::default);
         for (gpu, links) in self.0.iter_mut().enumerate() {
-            let Some(latest) = reading(view, gpu) else {
+            let Some(latest) = view.rare(gpu) else {
                 *links = Links { ever_up: links.ever_up, ..Links::default() };
                 continue;
             };
@@ -83,24 +79,19 @@ impl Links {
     }
 }
 
-/// The last reading of a GPU's links, unless it is old.
-fn reading(view: &View<'_>, gpu: usize) -> Option<Arc<Latest<Rare>>> {
-    view.gpus.get(gpu)?.rare().filter(|rare| view.now_ns - rare.at_ns < OLD_NS)
-}
-
 /// The most links that are up on another GPU of the same model on the same fabric; 0 without a fabric, where bridges connect some GPUs
 /// and not others, and of a GPU that is split into MIG instances, whose links may be off.
 fn most_of_peers(view: &View<'_>, gpu: usize) -> u32 {
     let is_split =
         |state: &GpuState| view.gpus.iter().any(|other| other.device.parent_uuid.as_ref() == Some(&state.device.uuid));
     let Some(own) = view.gpus.get(gpu).filter(|own| own.device.name.is_some() && !is_split(own)) else { return 0 };
-    if reading(view, gpu).is_none_or(|own| own.reading.fabric.is_none()) {
+    if view.rare(gpu).is_none_or(|own| own.reading.fabric.is_none()) {
         return 0;
     }
     let is_peer = |(other, state): &(usize, &GpuState)| *other != gpu && state.device.name == own.device.name;
     let peers = view.gpus.iter().enumerate().filter(is_peer);
     let links = |(other, _): (usize, _)| {
-        let peer = reading(view, other).filter(|peer| peer.reading.fabric.is_some())?;
+        let peer = view.rare(other).filter(|peer| peer.reading.fabric.is_some())?;
         Some(peer.reading.nvlinks?.up.count_ones())
     };
     peers.filter_map(links).max().unwrap_or(0)
@@ -199,7 +190,9 @@ fn sign(view: &View<'_>, gpu: usize, code: u64, begin_ns: i64, evidence: Vec<Evi
 #[cfg(test)]
 mod tests {
     use super::super::hand::Hand;
+    use super::super::view::RARE_OLD_NS as OLD_NS;
     use super::*;
+    use crate::clock::SECOND_NS;
     use crate::gpu::{Device, Fabric};
 
     const JOINED: Option<Fabric> = Some(Fabric { state: 3, status: 0 });

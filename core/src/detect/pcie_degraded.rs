@@ -7,13 +7,10 @@ use super::agree::InARow;
 use super::detector::{Detector, Trouble};
 use super::finding::{Certainty, Evidence, FindingKind, Severity, Sign, Text};
 use super::view::View;
-use crate::clock::SECOND_NS;
 use crate::gpu::PcieLink;
 
 /// A GPU works if a kernel ran for at least this share of the driver's last window.
 const BUSY: f64 = 0.5;
-/// Without another reading for this long, nothing is known any more.
-const OLD_NS: i64 = 120 * SECOND_NS;
 
 /// Follows the links of all GPUs.
 #[derive(Debug, Default)]
@@ -22,8 +19,6 @@ pub(super) struct PcieDegraded(Vec<LinkState>);
 /// What is known of one GPU's link.
 #[derive(Debug, Default)]
 struct LinkState {
-    /// When it was last read.
-    read_ns: Option<i64>,
     /// Whether it worked at the last look.
     was_busy: bool,
     degraded: InARow,
@@ -33,21 +28,16 @@ impl Detector for PcieDegraded {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         self.0.resize_with(view.gpus.len(), LinkState::default);
         for (gpu, state) in self.0.iter_mut().enumerate() {
-            let rare = view.gpus.get(gpu).and_then(|gpu| gpu.rare());
-            let rare = rare.filter(|rare| view.now_ns - rare.at_ns < OLD_NS);
-            let read = rare.as_ref().and_then(|rare| Some((rare.at_ns, rare.reading.pcie_link?)));
+            let read = view.rare(gpu).and_then(|rare| Some((rare.at_ns, rare.reading.pcie_link?)));
             let Some((at_ns, link)) = read else {
                 *state = LinkState { was_busy: is_busy(view, gpu), ..LinkState::default() };
                 continue;
             };
             let is_busy = is_busy(view, gpu);
-            if state.read_ns != Some(at_ns) {
-                // It may have begun to work since the reading.
-                let is_at_fault =
-                    link.width < link.max_width || (is_busy && state.was_busy && link.generation < link.max_generation);
-                state.degraded.note(at_ns, is_at_fault);
-                state.read_ns = Some(at_ns);
-            }
+            // It may have begun to work since the reading.
+            let is_at_fault =
+                link.width < link.max_width || (is_busy && state.was_busy && link.generation < link.max_generation);
+            state.degraded.note(at_ns, is_at_fault);
             state.was_busy = is_busy;
             if let Some(begin_ns) = state.degraded.since_ns() {
                 signs.push(sign(view, gpu, &link, begin_ns.max(view.subject_since_ns(gpu))));
@@ -104,7 +94,9 @@ fn sign(view: &View<'_>, gpu: usize, link: &PcieLink, begin_ns: i64) -> Sign {
 #[cfg(test)]
 mod tests {
     use super::super::hand::Hand;
+    use super::super::view::RARE_OLD_NS as OLD_NS;
     use super::*;
+    use crate::clock::SECOND_NS;
     use crate::gpu::Rare;
 
     const WHOLE: PcieLink = PcieLink { generation: 5, width: 16, max_generation: 5, max_width: 16 };

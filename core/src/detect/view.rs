@@ -7,13 +7,17 @@ use super::finding::{Evidence, HumanBytes, Subject, number};
 use super::hosts::Hosts;
 use super::settings::Settings;
 use super::steps::Step;
-use crate::gpu::GpuState;
+use crate::clock::SECOND_NS;
+use crate::gpu::{GpuState, Latest, Rare};
 use crate::jobs::{FailedAllocation, HostOom};
 use crate::mesh::Mesh;
 use crate::phases::{Flush, RankKey};
 use crate::ring;
 use crate::scope::Scope;
 use std::sync::Arc;
+
+/// Without another of the readings that are made every 30 s for this long, nothing of them is known any more.
+pub(super) const RARE_OLD_NS: i64 = 120 * SECOND_NS;
 
 /// One rank as it is now.
 #[derive(Debug, Clone)]
@@ -124,6 +128,11 @@ impl View<'_> {
     pub fn subject_since_ns(&self, gpu: usize) -> i64 {
         let since_ns = self.since_ns.get(gpu).copied().unwrap_or(i64::MIN);
         self.rank_on(gpu).map_or(i64::MIN, |rank| rank.since_ns.max(since_ns))
+    }
+
+    /// What is read of a GPU every 30 s, unless it is old.
+    pub fn rare(&self, gpu: usize) -> Option<Arc<Latest<Rare>>> {
+        self.gpus.get(gpu)?.rare().filter(|rare| self.now_ns - rare.at_ns < RARE_OLD_NS)
     }
 
     /// `GPU 3`, by its index.
