@@ -130,7 +130,7 @@ impl<'a> Builder<'a> {
         use MadeIn::{Seldom, Slow};
         use Watch::{Dear, No};
         let Self { nvml, handle } = self;
-        vec![
+        let mut all = vec![
             self.wrapped("energy", "nvmlDeviceGetTotalEnergyConsumption", Seldom, Dear("mJ"), |gpu| {
                 gpu.total_energy_consumption()
             })
@@ -159,6 +159,49 @@ impl<'a> Builder<'a> {
             self.raw("NVLink fabric, state", "nvmlDeviceGetGpuFabricInfo", Slow, No, move || {
                 nvml.raw.fabric(handle).map(|fabric| fabric.state.into())
             }),
+        ];
+        all.extend(self.nvlinks());
+        all.extend(self.health());
+        all.extend(self.pcie_link());
+        all.extend([
+            self.raw("compute processes", "nvmlDeviceGetComputeRunningProcesses_v3", Slow, No, move || {
+                nvml.raw.processes(ProcessKind::Compute, handle).map(|processes| processes.len() as u64)
+            }),
+            self.raw("graphics processes", "nvmlDeviceGetGraphicsRunningProcesses_v3", Slow, No, move || {
+                nvml.raw.processes(ProcessKind::Graphics, handle).map(|processes| processes.len() as u64)
+            }),
+            self.raw("all devices", "nvmlDeviceGetHandleByIndex_v2, GetUUID, GetMigMode", Slow, No, move || {
+                Ok(u64::from(devices::differ(&nvml.library, &nvml.devices, |_| true)))
+            }),
+        ]);
+        all
+    }
+
+    fn nvlinks(self) -> [Probe<'a>; 4] {
+        use MadeIn::Slow;
+        use Watch::{Dear, No};
+        let Self { nvml, handle } = self;
+        [
+            self.raw("NVLink counters, both ways", "nvmlDeviceGetFieldValues(138,139)", Slow, Dear("KiB"), move || {
+                sum(nvml.raw.nvlink_counters(handle)?)
+            }),
+            self.raw("NVLink errors", "nvmlDeviceGetFieldValues(161,162,163)", Slow, Dear("errors"), move || {
+                sum(nvml.raw.nvlink_errors(handle)?)
+            }),
+            self.raw("NVLinks that are up", "nvmlDeviceGetNvLinkState", Slow, No, move || {
+                nvml.raw.nvlinks(handle).map(|links| links.counts().0.into())
+            }),
+            self.raw("NVLink fabric, state", "nvmlDeviceGetGpuFabricInfo", Slow, No, move || {
+                nvml.raw.fabric(handle).map(|fabric| fabric.state.into())
+            }),
+        ]
+    }
+
+    fn health(self) -> [Probe<'a>; 3] {
+        use MadeIn::Slow;
+        use Watch::No;
+        let Self { nvml, handle } = self;
+        [
             self.wrapped("ECC errors, corrected", "nvmlDeviceGetTotalEccErrors", Slow, No, |gpu| {
                 gpu.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile)
             }),
@@ -168,6 +211,13 @@ impl<'a> Builder<'a> {
             self.raw("recovery action", "nvmlDeviceGetFieldValues(230)", Slow, No, move || {
                 nvml.raw.recovery_action(handle)
             }),
+        ]
+    }
+
+    fn pcie_link(self) -> [Probe<'a>; 4] {
+        use MadeIn::Slow;
+        use Watch::No;
+        [
             self.wrapped("PCIe link generation", "nvmlDeviceGetCurrPcieLinkGeneration", Slow, No, |gpu| {
                 gpu.current_pcie_link_gen().map(u64::from)
             }),
@@ -179,15 +229,6 @@ impl<'a> Builder<'a> {
             }),
             self.wrapped("PCIe link width, best", "nvmlDeviceGetMaxPcieLinkWidth", Slow, No, |gpu| {
                 gpu.max_pcie_link_width().map(u64::from)
-            }),
-            self.raw("compute processes", "nvmlDeviceGetComputeRunningProcesses_v3", Slow, No, move || {
-                nvml.raw.processes(ProcessKind::Compute, handle).map(|processes| processes.len() as u64)
-            }),
-            self.raw("graphics processes", "nvmlDeviceGetGraphicsRunningProcesses_v3", Slow, No, move || {
-                nvml.raw.processes(ProcessKind::Graphics, handle).map(|processes| processes.len() as u64)
-            }),
-            self.raw("all devices", "nvmlDeviceGetHandleByIndex_v2, GetUUID, GetMigMode", Slow, No, move || {
-                Ok(u64::from(devices::differ(&nvml.library, &nvml.devices, |_| true)))
             }),
         ]
     }
