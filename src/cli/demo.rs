@@ -130,11 +130,8 @@ async fn show_progress(state: SharedState) {
 /// One line: each GPU's memory, each job's step.
 fn progress(state: &SharedState) -> String {
     let Some(node) = state.slot.node() else { return "starting".into() };
-    let gib = |bytes: Option<u64>| {
-        #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
-        bytes.map_or_else(|| "?".into(), |bytes| format!("{:.1}", bytes as f64 / (1u64 << 30) as f64))
-    };
-    let used = node.rings.iter().map(|ring| gib(ring.newest_ns().and_then(|at_ns| ring.at(at_ns).ok().flatten())));
+    let used =
+        node.rings.iter().map(|ring| terminal::gib(ring.newest_ns().and_then(|at_ns| ring.at(at_ns).ok().flatten())));
     let used = used.collect::<Vec<_>>().join(" ");
     let jobs = state.ledger.open();
     let step = |(name, job): (&highwater_core::jobs::JobId, &highwater_core::jobs::Job)| {

@@ -48,6 +48,12 @@ pub(super) fn progress(line: impl Display) {
     }
 }
 
+/// GiB to a tenth, or `?` where they are not known.
+pub(super) fn gib(bytes: Option<u64>) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
+    bytes.map_or_else(|| "?".to_owned(), |bytes| format!("{:.1}", bytes as f64 / (1u64 << 30) as f64))
+}
+
 /// One line on standard error.
 pub(super) fn print_error(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");

@@ -365,10 +365,10 @@ fn a_fault_that_comes_back_each_minute_for_an_hour_is_one_incident() {
     let played = play(&scenario, 3_600);
     let board = played.detect.board();
     let incidents: Vec<_> = board.incidents().collect();
-    let told: Vec<_> = incidents.iter().map(|one| (one.cause.label(), one.times, &one.text.what)).collect();
-    assert_eq!(incidents.len(), 1, "{told:?}");
+    let texts: Vec<_> = incidents.iter().map(|one| (one.cause.label(), one.times, &one.text.what)).collect();
+    assert_eq!(incidents.len(), 1, "{texts:?}");
     let [incident] = incidents[..] else { return };
-    assert_eq!((incident.cause.label(), incident.times, &incident.ranks), ("memory", 60, &[0].into()), "{told:?}");
+    assert_eq!((incident.cause.label(), incident.times, &incident.ranks), ("memory", 60, &[0].into()), "{texts:?}");
     assert!(board.all().count() > 60, "{} findings", board.all().count());
 }
 

@@ -94,17 +94,19 @@ pub(super) async fn incidents(
     query: Result<Query<FindingsQuery>, QueryRejection>,
 ) -> Result<Json<IncidentsAnswer>, Problem> {
     let Query(query) = query.map_err(bad_query)?;
-    let shift_ns = site.state().unix_shift_ns();
-    let board = site.state().findings.board();
-    let found = board.incidents().filter(|incident| query.wants(incident.is_active())).take(query.most());
-    Ok(Json(IncidentsAnswer { incidents: found.map(|incident| answer(incident, shift_ns)).collect() }))
+    Ok(Json(found(site.state(), |incident| query.wants(incident.is_active()), query.most())))
 }
 
 /// All that go on.
 pub(super) fn active(state: &SharedState) -> IncidentsAnswer {
+    found(state, Incident::is_active, usize::MAX)
+}
+
+/// Those that are wanted, the newest first, at most `most`.
+fn found(state: &SharedState, is_wanted: impl Fn(&Incident) -> bool, most: usize) -> IncidentsAnswer {
     let shift_ns = state.unix_shift_ns();
     let board = state.findings.board();
-    let found = board.incidents().filter(|incident| incident.is_active());
+    let found = board.incidents().filter(|incident| is_wanted(incident)).take(most);
     IncidentsAnswer { incidents: found.map(|incident| answer(incident, shift_ns)).collect() }
 }
 

@@ -180,13 +180,10 @@ class Chart {
     this.painter.cursor();
     const [from, to] = this.pins;
     if (to === undefined) { this.say(`Pinned ${this.axis.moment(from)}. Pin another time to read what changed between the two.`); return; }
-    // Between the points of a thinned curve only its extremes are known.
-    const half = (one, at) => (one.curve.bucketAt(at) ?? 0) / 2;
-    const usedAt = (one, seconds) => { const at = seconds - one.shift, by = half(one, at); return one.curve.extremes(at - by, at + Math.max(by, 1e-9)).most; };
     const changes = this.series.filter((one) => one.shown).map((one) => {
-      const [before, after] = this.pins.map((seconds) => usedAt(one, seconds)), by = after - before;
+      const found = this.pins.map((seconds) => this.around(one, seconds, 1e-9)), [before, after] = found.map(({ most }) => most), by = after - before;
       const text = before === -Infinity || after === -Infinity ? "not known" : `${gib(before)} to ${gib(after)}, ${by < 0 ? "−" : "+"}${gib(Math.abs(by))}`;
-      const widest = Math.max(...this.pins.map((seconds) => 2 * half(one, seconds - one.shift)));
+      const widest = Math.max(...found.map(({ bucket }) => bucket));
       return { by: Number.isFinite(by) ? Math.abs(by) : -1, text: `${one.name}: ${text}${widest ? `, each the most within ${duration(widest)}` : ""}` };
     }).sort((a, b) => b.by - a.by);
     const more = changes.length - MOST_SPOKEN;
@@ -206,15 +203,20 @@ class Chart {
       + this.at(at, MOST_SPOKEN).slice(1).join("; "));
   }
 
+  // What a series had from a time on, for `width` seconds. Between the points of a thinned curve only its extremes are known: `bucket` is
+  // the time over which they are those, 0 where each change is known.
+  around(one, seconds, width) {
+    const at = seconds - one.shift, apart = one.curve.bucketAt(at), bucket = apart > width ? apart : 0;
+    return { ...one.curve.extremes(at - bucket / 2, at + Math.max(width, bucket / 2)), bucket };
+  }
+
   // What is there at a time: the time, the highest series, and each lane's spans, outermost first.
   at(seconds, most = MOST_TIP, width = 0) {
     const values = [];
     for (const one of this.series) {
       if (!one.shown) continue;
-      // Between the points of a thinned curve only its extremes are known.
-      const at = seconds - one.shift, bucket = one.curve.bucketAt(at), half = bucket > width ? bucket / 2 : 0;
-      const found = one.curve.extremes(at - half, at + Math.max(width, half));
-      const within = half && found.least !== found.most ? ` within ${duration(bucket)}` : "";
+      const found = this.around(one, seconds, width);
+      const within = found.bucket && found.least !== found.most ? ` within ${duration(found.bucket)}` : "";
       const value = found.most === -Infinity ? "not known"
         : found.least === found.most ? gib(found.most) : `${gib(found.least)} to ${gib(found.most)}${within}`;
       values.push([found.most, `${one.name}: ${value}`]);

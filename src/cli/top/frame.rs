@@ -3,6 +3,7 @@
 //! Enters: a moment, and what of it is wanted. Leaves: text for a terminal or a file. What is wrong stands between the GPUs
 //! and the processes; of many GPUs the fullest are shown.
 
+use super::super::terminal::gib;
 use super::now::{Incident, ListedGpu, Now, Process};
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -19,7 +20,6 @@ const FEW_GPUS: usize = 8;
 const FEW_LINES: usize = 6;
 /// With less free memory at its peak than this, a GPU is full: NCCL and the allocator need as much.
 const FULL_BYTES: u64 = 1 << 30;
-const GIB: f64 = (1 << 30) as f64;
 
 /// What of a moment is shown, and how.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -88,16 +88,16 @@ enum Style {
 
 impl Style {
     /// The parameters of the terminal's sequence for it.
-    fn code(self) -> &'static str {
-        match self {
-            Self::Plain => "",
+    fn code(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Plain => return None,
             Self::Bold => "1",
             Self::Dim => "2",
             Self::Good => "32",
             Self::Warn => "33",
             Self::Bad => "1;31",
             Self::Head => "7",
-        }
+        })
     }
 }
 
@@ -144,11 +144,11 @@ impl Frame {
                 let part = if paint.is_unicode { part.clone() } else { ascii(part) };
                 let part = fitting(&part, room);
                 room = room.saturating_sub(width(part));
-                match (paint.has_color, style.code()) {
-                    (true, code @ ("1" | "2" | "7" | "32" | "33" | "1;31")) => {
+                match style.code().filter(|_| paint.has_color) {
+                    Some(code) => {
                         let _ = write!(text, "\x1b[{code}m{part}\x1b[0m");
                     }
-                    _ => text.push_str(part),
+                    None => text.push_str(part),
                 }
             }
             while !paint.has_color && text.ends_with(' ') {
@@ -214,11 +214,6 @@ fn footer(view: &Viewport) -> Line {
     }
     let state = if view.is_paused { "paused".to_owned() } else { format!("every {:?}", view.interval) };
     vec![(Style::Dim, format!("q quit · h help · by {} (s) · {state} (space)", view.order.label()))]
-}
-
-fn gib(bytes: Option<u64>) -> String {
-    #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
-    bytes.map_or_else(|| "?".to_owned(), |bytes| format!("{:.1}", bytes as f64 / GIB))
 }
 
 /// All GPUs, or the fullest ones if there are too many for a screen.

@@ -194,7 +194,8 @@ fn processes(gpus: &[ListedGpu], jobs: &JobsAnswer, is_local: bool) -> Vec<Proce
     let rest = by_pid.iter().filter(|(_, on)| !on.is_empty());
     rows.extend(rest.map(|(pid, on)| Process::on(Some(*pid), on)));
     if is_local {
-        rows.iter_mut().for_each(Process::look_up);
+        let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+        rows.iter_mut().for_each(|row| row.look_up(&users));
     }
     rows
 }
@@ -205,12 +206,12 @@ impl Process {
         Self { pid, gpus: on.iter().map(|(gpu, _)| gpu.index.clone()).collect(), used_bytes, ..Self::default() }
     }
 
-    /// Reads whose it is and what it runs. A process that has ended since has neither.
-    fn look_up(&mut self) {
+    /// Reads whose it is, by the text of `/etc/passwd`, and what it runs. A process that has ended since has neither.
+    fn look_up(&mut self, users: &str) {
         use std::os::unix::fs::MetadataExt as _;
         let Some(pid) = self.pid else { return };
         let folder = format!("/proc/{pid}");
-        self.user = std::fs::metadata(&folder).ok().map(|folder| user(folder.uid()));
+        self.user = std::fs::metadata(&folder).ok().map(|folder| user(users, folder.uid()));
         let line = std::fs::read(format!("{folder}/cmdline")).unwrap_or_default();
         let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
         let line = shown(words.join(" ").trim_end());
@@ -218,10 +219,9 @@ impl Process {
     }
 }
 
-/// The name of a user, or the number if this node's list has no name for it.
-fn user(uid: u32) -> String {
-    let list = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let name = list.lines().find_map(|line| {
+/// The name of a user, or the number if the list has no name for it.
+fn user(users: &str, uid: u32) -> String {
+    let name = users.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
         (fields.nth(1)?.parse() == Ok(uid)).then(|| shown(name))
@@ -283,9 +283,10 @@ mod tests {
     #[test]
     fn a_process_of_this_node_has_its_user_and_command() {
         let mut own = Process { pid: Some(std::process::id()), ..Process::default() };
-        own.look_up();
-        assert_eq!(own.user, Some(user(rustix::process::getuid().as_raw())));
+        let users = std::fs::read_to_string("/etc/passwd").expect("a list");
+        own.look_up(&users);
+        assert_eq!(own.user, Some(user(&users, rustix::process::getuid().as_raw())));
         assert!(own.command.is_some_and(|command| command.contains("highwater")));
-        assert_eq!((user(0), user(u32::MAX - 7)), ("root".to_owned(), (u32::MAX - 7).to_string()));
+        assert_eq!((user(&users, 0), user(&users, u32::MAX - 7)), ("root".to_owned(), (u32::MAX - 7).to_string()));
     }
 }

@@ -47,16 +47,15 @@ function holdersPart(feed, gpu) {
   if (!parts) return [title, element("p", {}, "Its memory is not known now.")];
   const total = parts.reduce((sum, { bytes }) => sum + bytes, 0);
   const text = ({ what, whose, bytes }) => `${what}${whose ? `, ${whose}` : ""}: ${gib(bytes)}`;
+  const dimmed = (one, { faint }) => { one.style.opacity = faint ? "0.45" : "1"; return one; };
   const segment = (part) => {
-    const { bytes, color, faint } = part, one = element("div", { title: text(part) });
-    one.style.flexGrow = String(bytes / total);
-    one.style.background = `var(${color})`;
-    one.style.opacity = faint ? "0.45" : "1";
-    return one;
+    const one = element("div", { title: text(part) });
+    one.style.flexGrow = String(part.bytes / total);
+    one.style.background = `var(${part.color})`;
+    return dimmed(one, part);
   };
-  const swatch = ({ color, faint }) => { const one = element("span", { class: "swatch" }); one.style.background = `var(${color})`; one.style.opacity = faint ? "0.45" : "1"; return one; };
   // A screen reader has the table.
   const bar = element("div", { class: "holders", "aria-hidden": "true" }, ...parts.map(segment));
-  const rows = parts.map((part) => [element("span", {}, swatch(part), ` ${part.what}`), part.whose, gib(part.bytes), ratio(part.bytes / gpu.usable)]);
+  const rows = parts.map((part) => [element("span", {}, dimmed(swatch(`var(${part.color})`), part), ` ${part.what}`), part.whose, gib(part.bytes), ratio(part.bytes / gpu.usable)]);
   return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), element("p", { class: "note" }, HOLDERS_NOTE)];
 }
