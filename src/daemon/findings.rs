@@ -30,6 +30,7 @@ struct Played {
     /// The steps of each rank: job, rank, number, begin and end, since the start.
     steps: Vec<(String, u32, u64, i64, i64)>,
     detect: Detect,
+    intake: Intake,
 }
 
 fn play(scenario: &str, seconds: i64) -> Played {
@@ -63,7 +64,7 @@ fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits)
             seen.extend(change.signs.into_iter().map(|sign| (now_ns - START_NS, sign)));
         }
     }
-    Played { source, seen, steps: steps(&said_in_order), detect }
+    Played { source, seen, steps: steps(&said_in_order), detect, intake }
 }
 
 /// A node that reads this scenario, with simulated time.
@@ -454,4 +455,16 @@ fn a_slow_rank_of_a_simulated_pipeline_is_accused_alone() {
         let keys = format!("stages = 4\nmicrobatches = 8{schedule}\nslow = {{ rank = 3, factor = 1.8 }}");
         assert_eq!(of_pipeline(&keys), (vec!["straggler"], vec![3]), "{keys}");
     }
+}
+
+#[test]
+fn the_phase_in_which_a_job_dies_of_oom_has_its_peak() {
+    let played = play(include_str!("../../config/scenarios/faults.toml"), 17);
+    let usable_bytes = played.source.devices()[0].usable_bytes();
+    let log = played.intake.ledger().ended();
+    let dies = log.ranks().find(|((job, _), _)| &**job.name() == "dies").expect("it has steps").1;
+    let peak_bytes = |phase: &str| dies.phases[phase].peak_max_bytes(START_NS + 17 * SECOND_NS, 15 * SECOND_NS);
+    assert_eq!(peak_bytes("backward"), usable_bytes, "it has taken all memory, and never ended");
+    assert!(peak_bytes("forward") < usable_bytes);
+    assert!(dies.step_durations.exponential().count() > 10);
 }

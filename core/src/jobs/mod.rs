@@ -55,6 +55,8 @@ pub struct Ended {
     pub open: Open,
     /// When it ended, nanoseconds of the timeline.
     pub end_ns: i64,
+    /// Whether it is open, or ended with its rank, and only its memory up to this time counts.
+    pub is_cut: bool,
     /// Allocator counters at its end.
     pub memory: Option<Memory>,
     /// Positions of the rank's GPUs, where known.
@@ -356,10 +358,18 @@ impl Jobs {
 
     fn note(&mut self, event: &Event, account: &Arc<Account>, job: JobId, closed: Closed, of: Of) {
         let (gpus, pid) = of;
+        let gpus = closed.gpus.or(gpus);
         self.left.superseded += closed.superseded;
         self.left.step_ended += closed.step_ended;
         self.left.exited += closed.exited;
         self.layer_records_dropped += closed.records_dropped;
+        let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
+        for open in closed.cut.into_iter().filter(|open| open.begin_ns <= end_ns) {
+            if account.may_hold(Resource::Pending, 1).is_ok() {
+                let (job, gpus, waiting) = (job.clone(), gpus.clone(), Some(account.hold(Resource::Pending, 1)));
+                self.pending.push_back(Ended { job, rank, open, end_ns, is_cut: true, memory, gpus, pid, waiting });
+            }
+        }
         if event.layer.is_some() {
             // It is in its rank's profile, and none of the marks.
         } else if event.event == EventType::Mark {
@@ -374,9 +384,8 @@ impl Jobs {
                 self.left.overflow += 1;
                 return;
             }
-            let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
             let waiting = Some(account.hold(Resource::Pending, 1));
-            self.pending.push_back(Ended { job, rank, open, end_ns, memory, gpus, pid, waiting });
+            self.pending.push_back(Ended { job, rank, open, end_ns, is_cut: false, memory, gpus, pid, waiting });
         }
     }
 

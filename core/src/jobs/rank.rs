@@ -116,6 +116,10 @@ pub(super) struct Closed {
     pub step_ended: u64,
     /// Open things whose rank ended before them.
     pub exited: u64,
+    /// Phases that were open when their rank ended or an allocation of it failed: some never end.
+    pub cut: Vec<Open>,
+    /// The GPUs that the rank had until it ended.
+    pub gpus: Option<Arc<[usize]>>,
     /// Records of layers of a step that has begun again.
     pub records_dropped: u64,
 }
@@ -274,6 +278,7 @@ impl Rank {
         }
         let closed = match plan {
             Plan::Exit => return self.exit(now_ns),
+            Plan::Mark if is_failed_allocation(event) => Closed { cut: self.cut(), ..Closed::default() },
             Plan::Mark => Closed::default(),
             Plan::Begin => Closed { records_dropped, ..self.begin(event, name, place) },
             Plan::End(position) => self.end(event, position),
@@ -373,9 +378,21 @@ impl Rank {
     /// Ends the rank. What is known of it is still shown for a while; its GPUs are free for others.
     fn exit(&mut self, now_ns: i64) -> Closed {
         self.exited_ns = Some(now_ns);
-        (self.gpus, self.search, self.sender_ids, self.holder) =
-            (None, Box::default(), CountedSenders::default(), None);
-        Closed { exited: std::mem::take(&mut self.open).len() as u64, ..Closed::default() }
+        (self.search, self.sender_ids, self.holder) = (Box::default(), CountedSenders::default(), None);
+        let (cut, exited) = (self.cut(), self.open.len() as u64);
+        self.open.clear();
+        Closed { exited, cut, gpus: self.gpus.take(), ..Closed::default() }
+    }
+
+    /// The phases that are open, without their reservations. Their series stay with the rank.
+    fn cut(&mut self) -> Vec<Open> {
+        let mut cut = Vec::new();
+        for phase in self.open.iter_mut().filter(|open| open.kind == Kind::Phase) {
+            let series = phase.series.take();
+            self.series.entry(Arc::clone(&phase.name)).or_insert(series);
+            cut.push(Open { held: None, ..phase.clone() });
+        }
+        cut
     }
 
     /// Notes the sender of an event. Returns the sender if it was just promoted: it sent two events in a row.

@@ -138,11 +138,15 @@ impl Log {
     }
 
     /// Adds a step, phase or layer that has ended: to its rank's statistics, its shelf and, except for layers, the
-    /// trail.
+    /// trail. Of a phase that ended only with its rank, the statistics take the memory, and nothing else is kept.
     pub fn record(&mut self, attributed: Attributed) {
-        self.attributions.add(&attributed);
         let ended = &attributed.ended;
         let stats = self.ranks.entry((ended.job.clone(), ended.rank)).or_default();
+        if ended.is_cut {
+            stats.record_cut(&attributed);
+            return;
+        }
+        self.attributions.add(&attributed);
         self.layers_unkept += u64::from(!stats.record(&attributed));
         if ended.open.kind == Kind::Layer {
             self.layers.push(attributed);

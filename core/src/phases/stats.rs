@@ -146,6 +146,13 @@ impl RankStats {
         true
     }
 
+    /// Adds a phase in which the rank ended, such as one that ran out of memory.
+    pub(super) fn record_cut(&mut self, attributed: &Attributed) {
+        let (open, end_ns) = (&attributed.ended.open, attributed.ended.end_ns);
+        let stats = self.phases.entry(Arc::clone(&open.name)).or_insert_with(PhaseStats::new);
+        stats.record_peak(end_ns, attributed.gpus.iter().filter_map(|gpu| gpu.peak_bytes).max());
+    }
+
     fn record_layer(&mut self, attributed: &Attributed) -> bool {
         let open = &attributed.ended.open;
         if let Some(stats) = self.layers.get_mut(&open.name) {
@@ -242,9 +249,9 @@ impl LayerStats {
 pub struct PhaseStats {
     /// Durations, by the job's own times.
     pub durations: Durations,
-    /// Highest memory inside the last one that ended, bytes, over its GPUs.
+    /// Highest memory inside the last one that ended, also of one that ended with its rank, bytes, over its GPUs.
     pub peak_bytes: Option<u64>,
-    /// Memory at its end less memory at its begin, bytes.
+    /// Memory at its end less memory at its begin, bytes; of one that ended by itself.
     pub growth_bytes: Option<i64>,
     /// Energy of all of them so far, joules; `None` until one is known.
     pub energy_joules: Option<f64>,
@@ -270,20 +277,25 @@ impl PhaseStats {
     /// Adds one that ended.
     fn record(&mut self, begin_ns: i64, end_ns: i64, gpus: &[PhaseMemory]) {
         self.durations.observe_ns(end_ns - begin_ns);
-        let peak_bytes = gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
-        // One that arrives late is not the last one that ended.
-        if end_ns >= self.last_end_ns {
-            self.last_end_ns = end_ns;
-            self.peak_bytes = peak_bytes;
+        if self.record_peak(end_ns, gpus.iter().filter_map(|gpu| gpu.peak_bytes).max()) {
             self.growth_bytes = gpus.iter().filter_map(|gpu| gpu.growth_bytes()).max();
-        }
-        if let Some(peak_bytes) = peak_bytes {
-            self.recent_peaks.push(end_ns, peak_bytes);
         }
         for joules in gpus.iter().filter_map(|gpu| gpu.usage.energy_joules) {
             *self.energy_joules.get_or_insert(0.0) += joules;
         }
         self.gpu_time.add(gpus, end_ns - begin_ns, end_ns - begin_ns >= LEAST_ACTIVE_NS);
+    }
+
+    /// Adds the highest memory of one; returns whether it is the last one that ended, which one that arrives late is not.
+    fn record_peak(&mut self, end_ns: i64, peak_bytes: Option<u64>) -> bool {
+        let is_last = end_ns >= self.last_end_ns;
+        if is_last {
+            (self.last_end_ns, self.peak_bytes) = (end_ns, peak_bytes);
+        }
+        if let Some(peak_bytes) = peak_bytes {
+            self.recent_peaks.push(end_ns, peak_bytes);
+        }
+        is_last
     }
 
     /// The highest peak of those that ended within `window_ns` before `now_ns`, bytes.

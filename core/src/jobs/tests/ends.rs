@@ -14,7 +14,15 @@ fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_said() {
     assert!(jobs.search(&"j".into(), 0).is_none(), "its GPU is not looked for");
     assert!(rank(&jobs).has_series("a"));
     let ended = jobs.take_ended(i64::MAX, 9);
-    assert_eq!(ended[0].gpus.as_deref(), Some([3].as_slice()), "what ended before has its GPU");
+    let known = ended.iter().map(|ended| (&*ended.open.name, ended.is_cut, ended.end_ns, ended.gpus.as_deref()));
+    assert_eq!(
+        known.collect::<Vec<_>>(),
+        [("a", false, 0, Some([3].as_slice())), ("b", true, 5, Some([3].as_slice()))],
+        "both have its GPU"
+    );
+    assert!(rank(&jobs).has_series("b"), "its peak has a place");
+    drop(ended);
+    assert_eq!(account.holds(Resource::Pending), 0);
     // An end for what was given up is refused; another begin makes the rank go on.
     assert!(matches!(jobs.take(&end("b", 7), &account, 6), Err(Refusal::EndWithoutBegin(_))));
     jobs.take(&begin("b", 7), &account, 7).unwrap();
@@ -34,6 +42,23 @@ fn a_rank_that_ended_is_shown_for_a_while_and_one_that_is_silent_for_longer() {
         assert_eq!((jobs.left().exited, jobs.left().silent), (u64::from(exits), u64::from(!exits)));
         assert_eq!(account.holds(Resource::Ranks), 0);
     }
+}
+
+#[test]
+fn a_failed_allocation_keeps_the_memory_of_the_phases_in_which_it_fails() {
+    let (mut jobs, account) = running();
+    let oom = Event { event: EventType::Mark, name: "oom".to_owned(), at_ns: 4, ..begin("oom", 7) };
+    jobs.take_ended(i64::MAX, 9);
+    say(&mut jobs, &account, &oom);
+    let ended = jobs.take_ended(i64::MAX, 9);
+    let known = ended.iter().map(|ended| (&*ended.open.name, ended.is_cut, ended.end_ns, ended.gpus.as_deref()));
+    assert_eq!(known.collect::<Vec<_>>(), [("b", true, 4, Some([3].as_slice()))]);
+    // It goes on, and ends or does not.
+    assert_eq!((rank(&jobs).open.len(), jobs.left().exited), (1, 0));
+    let series = account.holds(Resource::Series);
+    say(&mut jobs, &account, &Event { at_ns: 6, ..end("b", 7) });
+    assert!(!jobs.take_ended(i64::MAX, 9)[0].is_cut);
+    assert_eq!(account.holds(Resource::Series), series);
 }
 
 #[test]

@@ -170,3 +170,23 @@ fn who_has_forgotten_some_has_less_than_before() {
     assert_eq!(record(&mut log, &other, 1, 2), [2, 2]);
     assert_eq!(record(&mut log, &other, 1, 3), [2, 2], "now the other has the most");
 }
+
+#[test]
+fn of_a_phase_that_ended_with_its_rank_the_peak_counts_and_nothing_else() {
+    let (limits, account) = (Limits::default(), Account::alone());
+    let mut log = Log::new(&limits);
+    log.record(ended(&account, Kind::Phase, "forward", 0, 3));
+    let counted = log.attributions();
+    let mut cut = ended(&account, Kind::Phase, "forward", 0, 4);
+    (cut.ended.is_cut, cut.gpus[0].peak_bytes, cut.gpus[0].end_bytes) = (true, Some(140), Some(0));
+    log.record(cut);
+    let forward = &of_key(&log, 0).phases["forward"];
+    assert_eq!((forward.peak_bytes, forward.peak_max_bytes(4_010, 15)), (Some(140), Some(140)));
+    assert_eq!((forward.growth_bytes, forward.durations.exponential().count()), (Some(4), 1));
+    assert_eq!((log.phases.count(), log.attributions()), (1, counted));
+    // The first phase of its name may be the one.
+    let mut cut = ended(&account, Kind::Phase, "backward", 0, 5);
+    (cut.ended.is_cut, cut.gpus[0].peak_bytes) = (true, Some(139));
+    log.record(cut);
+    assert_eq!(of_key(&log, 0).phases["backward"].peak_bytes, Some(139));
+}

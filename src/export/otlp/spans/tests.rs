@@ -43,8 +43,17 @@ fn ended(thing: &Thing) -> Attributed {
     };
     let memory = Some(Memory { allocated: Some(10), alloc_retries: Some(5), ..Memory::default() });
     let end_ns = START_NS + thing.to_ms * MILLISECOND_NS;
-    let ended =
-        Ended { job: "job".into(), rank: thing.rank, open, end_ns, memory, gpus: None, pid: None, waiting: None };
+    let ended = Ended {
+        job: "job".into(),
+        rank: thing.rank,
+        open,
+        end_ns,
+        is_cut: false,
+        memory,
+        gpus: None,
+        pid: None,
+        waiting: None,
+    };
     Attributed { ended, gpus: Vec::new(), uuids: Arc::default() }
 }
 
