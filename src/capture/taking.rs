@@ -106,6 +106,7 @@ pub(super) struct Capture {
     /// The next of the phases, and of the layers.
     next_phases: [u64; 2],
     usage_ns: Vec<i64>,
+    breakdown_ns: Vec<i64>,
     ranks: BTreeMap<RankKey, KnownRank>,
     profiles: Profiles,
     /// The findings as of the last transaction; only what changed is written again.
@@ -149,6 +150,7 @@ impl Capture {
             next_phases: [0; 2],
             // Exclusive, so that a reading at the very begin counts.
             usage_ns: vec![begin_ns.saturating_sub(1); view.gpus.len()],
+            breakdown_ns: vec![begin_ns.saturating_sub(1); view.gpus.len()],
             ranks: BTreeMap::new(),
             profiles: Profiles::new(most_bytes),
             written: Vec::new(),
@@ -211,6 +213,7 @@ impl Capture {
             track.write(ring, self.end_ns, &self.file, between)?;
         }
         self.write_usage()?;
+        self.write_breakdown()?;
         self.write_changes()?;
         self.write_events()?;
         self.write_phases()?;
@@ -310,6 +313,20 @@ impl Capture {
             for point in state.series.points(*until_ns, self.end_ns) {
                 self.file.usage(gpu, point)?;
                 *until_ns = point.at_ns;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_breakdown(&mut self) -> rusqlite::Result<()> {
+        for (gpu, (state, until_ns)) in self.view.gpus.iter().zip(&mut self.breakdown_ns).enumerate() {
+            let (since_ns, is_first) = (*until_ns, *until_ns < self.begin_ns);
+            for point in state.breakdown.points(since_ns, self.end_ns) {
+                // The first time, what holds at the begin counts; it was written before the next.
+                if is_first || point.at_ns > since_ns {
+                    self.file.breakdown(gpu, point, self.begin_ns)?;
+                    *until_ns = point.at_ns.max(self.begin_ns);
+                }
             }
         }
         Ok(())

@@ -69,6 +69,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("program, heap at rest, NVML (measured)", AT_REST),
         ("rings (`ring.max_bytes` a GPU)", GPUS * settings.ring_max_bytes),
         ("power, utilization and activity", GPUS * gpu::most_usage_bytes()),
+        ("who held memory over time", GPUS * gpu::most_breakdown_bytes()),
         ("changes of GPUs' health, and XIDs", gpu::most_change_bytes(GPUS)),
         ("times of sweeps", settings.captures.sweeps(settings.period_ns) * 20),
         ("events for captures", settings.captures.event_log().bytes),

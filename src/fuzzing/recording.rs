@@ -14,11 +14,12 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// The tables that are read, with their number of columns.
-const TABLES: [(&str, usize); 15] = [
+const TABLES: [(&str, usize); 16] = [
     ("meta", 2),
     ("gpus", 11),
     ("samples", 4),
     ("usage", 9),
+    ("breakdown", 6),
     ("annotations", 18),
     ("ranks", 6),
     ("turns", 1),

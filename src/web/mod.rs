@@ -9,6 +9,7 @@ mod advice;
 pub mod annotations;
 pub(crate) mod answers;
 mod api;
+mod breakdown;
 mod captures;
 mod connection;
 pub mod counts;
@@ -119,6 +120,7 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
         .route("/api/v1/gpus", routing::get(api::gpus))
         .route("/api/v1/gpus/{gpu}/memory", routing::get(api::memory))
         .route("/api/v1/gpus/{gpu}/activity", routing::get(activity::activity))
+        .route("/api/v1/gpus/{gpu}/breakdown", routing::get(breakdown::breakdown))
         .route("/api/v1/jobs", routing::get(api::jobs))
         .route("/api/v1/jobs/{job}", routing::get(job::job))
         .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))

@@ -16,7 +16,8 @@ pub(super) async fn openapi() -> Response {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        activity, advice, annotations, api, captures, findings, incidents, job, layers, live, phases, timeline,
+        activity, advice, annotations, api, breakdown, captures, findings, incidents, job, layers, live, phases,
+        timeline,
     };
     use utoipa::OpenApi;
 
@@ -28,6 +29,7 @@ mod tests {
             api::gpus,
             api::jobs,
             api::memory,
+            breakdown::breakdown,
             captures::ask,
             captures::download,
             captures::list,

@@ -11,8 +11,9 @@ use highwater_analysis::viewer::{Document, Page};
 use serde_json::json;
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPTS: [&str; 9] = [
+const SCRIPTS: [&str; 10] = [
     include_str!("page/activity.js"),
+    include_str!("page/breakdown.js"),
     include_str!("page/memory.js"),
     include_str!("page/ranks.js"),
     include_str!("page/feed.js"),

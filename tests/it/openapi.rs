@@ -125,6 +125,7 @@ fn answers_are_as_described() {
             "get /api/v1/findings",
             "get /api/v1/gpus",
             "get /api/v1/gpus/{gpu}/activity",
+            "get /api/v1/gpus/{gpu}/breakdown",
             "get /api/v1/gpus/{gpu}/memory",
             "get /api/v1/incidents",
             "get /api/v1/jobs",
@@ -136,7 +137,7 @@ fn answers_are_as_described() {
             "get /api/v1/timeline",
         ]
     );
-    assert_eq!(checked, 13);
+    assert_eq!(checked, 14);
     // An error is a problem, as described.
     let (status, body) = daemon.ask("/api/v1/gpus/99/memory");
     let problem: Value = serde_json::from_str(&body).expect("JSON");

@@ -527,6 +527,14 @@ fn a_daemon_that_runs_already_can_record_the_command() {
     let seconds: f64 = one(length).parse().expect("a number");
     assert!((2.4..30.0).contains(&seconds), "{seconds} s of a command of 1.5 s and the second after it");
     assert_ne!(one("SELECT count(*) || '' FROM phase_memory"), "0");
+    // Each GPU has what held at the begin, and nothing of before or of after the end.
+    let outside =
+        "SELECT count(*) || '' FROM breakdown WHERE at_ns < (SELECT value FROM meta WHERE key = 'begin_ns') OR
+        at_ns > (SELECT value FROM meta WHERE key = 'end_ns')";
+    assert_eq!(one(outside), "0");
+    let first =
+        "SELECT count(DISTINCT gpu) || '' FROM breakdown WHERE at_ns = (SELECT value FROM meta WHERE key = 'begin_ns')";
+    assert_eq!(one(first), one("SELECT count(*) || '' FROM gpus"));
     let mode = std::os::unix::fs::PermissionsExt::mode(
         &folder.path().join("file.sqlite").metadata().expect("there").permissions(),
     );

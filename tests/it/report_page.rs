@@ -217,6 +217,35 @@ fn what_the_gpu_did_is_drawn_below_the_curve_and_in_words_at_the_cursor() {
 
 #[test]
 #[ignore = "needs a peer: make test-peers"]
+fn who_held_memory_is_drawn_in_bands_and_listed_at_the_peak() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    let file = recording(folder.path());
+    file.execute_batch("DELETE FROM breakdown").expect("changed");
+    let held = "INSERT INTO breakdown SELECT gpu, (SELECT value FROM meta WHERE key = 'begin_ns'), 3 << 30, 1 << 30, NULL, 512 << 20 FROM gpus";
+    file.execute(held, []).expect("written");
+    drop(file);
+    browser.appear(1400, 1000, Theme::Light);
+    browser.open(&page(folder.path(), &["it.sqlite"]), READY);
+    browser.painted();
+    let bands = browser.value(
+        "highwaterChart.bands(highwaterChart.series[0], 0.5, 2 ** 40).map((one) => [one.text(), (one.to - one.from) / 2 ** 30])",
+    );
+    let wanted = json!([
+        ["512.00 MiB held by other processes", 0.5],
+        ["3.00 GiB held by tensors in allocators", 3],
+        ["1.00 GiB held by allocators' caches", 1]
+    ]);
+    assert_eq!(bands, wanted);
+    let row = browser.value(
+        "document.querySelector('[aria-label^=\"Memory of each GPU at its peak\"] tbody tr').innerText.split('\\t')",
+    );
+    assert_eq!(row, json!(["0", "3.00 GiB", "1.00 GiB", "not known", "512.00 MiB"]));
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
 fn phases_that_overlap_are_all_drawn() {
     let Some(mut browser) = Browser::start() else { return };
     let folder = folder();

@@ -6,6 +6,7 @@ use super::model::{Gpu, Report};
 use super::spans::{Row, Span};
 use super::{advised, allocator};
 use crate::kineto::{Ranks, RanksError};
+use highwater_core::gpu::Parts;
 use highwater_core::source::provenance;
 use highwater_engine::recording::{Allocator, Times};
 use serde_json::{Value, json};
@@ -79,9 +80,19 @@ pub(super) fn gpu(gpu: &Gpu, begin_ns: i64, allocator: fn(&Allocator, i64) -> Va
         "known_ns": usage.known_ns,
         "unknown_ns": usage.gap_ns,
         "changes": usage.curve.changes(),
+        "at_peak": usage.peak.and_then(|(_, at_ns)| gpu.breakdown.at(at_ns)).map(parts),
         "allocations": gpu.allocations,
         "largest": largest.collect::<Vec<_>>(),
         "allocator": gpu.allocator.as_ref().map(|of| allocator(of, begin_ns)),
+    })
+}
+
+fn parts(parts: Parts) -> Value {
+    json!({
+        "allocated_bytes": parts.allocated,
+        "cached_bytes": parts.cached,
+        "outside_allocator_bytes": parts.outside,
+        "other_processes_bytes": parts.others,
     })
 }
 

@@ -8,6 +8,7 @@
 mod advised;
 mod allocator;
 mod axis;
+mod breakdown;
 mod compare;
 mod condition;
 mod curve;

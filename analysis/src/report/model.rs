@@ -1,5 +1,6 @@
 //! What one recording shows: where it is from, its GPUs, its steps and phases, and what was found.
 
+use super::breakdown::Breakdown;
 use super::layers::Layers;
 use super::logged::Logged;
 use super::spans::{Span, Spans};
@@ -84,6 +85,8 @@ pub struct Gpu {
     pub usage: MemoryUsage,
     /// What it did otherwise, as far as the recording says so.
     pub activity: ActivityMeans,
+    /// Who held its memory over time, as far as the recording says so.
+    pub breakdown: Breakdown,
     /// How many allocations the recording has, if it is one of allocations.
     pub allocations: Option<u64>,
     /// The largest of them.
@@ -228,6 +231,7 @@ impl Gpu {
             device,
             usage: MemoryUsage::new(begin_ns, most),
             activity: ActivityMeans::new(1, MOST_ACTIVITY, READING_HOLDS_NS),
+            breakdown: Breakdown::default(),
             allocations: None,
             largest: Vec::new(),
             allocator: None,

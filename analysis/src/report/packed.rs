@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use highwater_core::gpu::ActivityMeans;
+use highwater_core::gpu::{ActivityMeans, BreakdownPoint, Parts};
 use highwater_core::varint::{self, zigzag};
 use highwater_core::wire::Direction;
 use std::io::Write as _;
@@ -55,6 +55,7 @@ pub(super) fn columns(reports: &[Report]) -> String {
         for gpu in &report.gpus {
             curve(gpu.usage.curve.points(), report.begin_ns, &mut numbers);
             activity(&gpu.activity, report.begin_ns, &mut numbers);
+            breakdown(gpu.breakdown.points(), report.begin_ns, &mut numbers);
         }
         spans(report, &mut numbers);
         report.layers.profiles.iter().for_each(|profile| records(&profile.records, report.begin_ns, &mut numbers));
@@ -95,6 +96,20 @@ fn activity(activity: &ActivityMeans, begin_ns: i64, numbers: &mut Numbers) {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share in thousandths")]
         let thousandths = |share: f64| (share * 1e3).round() as u64;
         activity.points().for_each(|(_, shares)| numbers.optional(shares[nth].map(thousandths)));
+    }
+}
+
+/// Times, then each part in mebibytes.
+fn breakdown(points: &[BreakdownPoint], begin_ns: i64, numbers: &mut Numbers) {
+    times(points.iter().map(|point| point.at_ns), begin_ns, numbers);
+    for of in [
+        |parts: &Parts| parts.allocated,
+        |parts: &Parts| parts.cached,
+        |parts: &Parts| parts.outside,
+        |parts: &Parts| parts.others,
+    ] {
+        let mut last = 0;
+        points.iter().for_each(|point| numbers.change(of(&point.parts).map(|bytes| bytes >> 20), &mut last));
     }
 }
 

@@ -92,6 +92,7 @@ fn gpu_of(gpu: &Gpu, begin_ns: i64) -> Value {
     if let Some(fields) = value.as_object_mut() {
         fields.insert("points".to_owned(), curve.points().len().into());
         fields.insert("activity_points".to_owned(), gpu.activity.points().len().into());
+        fields.insert("breakdown_points".to_owned(), gpu.breakdown.points().len().into());
         fields.insert("unit_bytes".to_owned(), packed::unit_bytes(curve.points()).into());
         fields.insert("bucket_ns".to_owned(), curve.bucket_ns().into());
     }

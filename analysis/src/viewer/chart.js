@@ -18,7 +18,8 @@ function worked(means) {
 class Chart {
   // series: { name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown,
   //   holders: { sites, begins, levels } or null: names of places, when each stretch of time begins, in seconds, and for each
-  //   stretch the bytes that each place holds;
+  //   stretch the bytes that each place holds; `colors` and `isAlone`, if they are of the GPU itself and not of one allocator: then they
+  //   are drawn only while no other series is;
   //   activity: what the GPU did, with isKnown and mean(from, to): shares of a kernel, multiprocessors, tensor cores and memory }
   // lanes: of class Lane
   // findings: { from, to, color, text, last: { at, text } or null }: what was said first, and from a time on
@@ -285,13 +286,19 @@ class Chart {
 
   allocationAt(seconds, y) {
     for (const one of this.series) {
-      if (!one.shown || !(one.allocations.length || one.holders)) continue;
+      if (!one.shown || !this.hasBands(one)) continue;
       const at = seconds - one.shift;
       const bands = this.bands(one, seconds, one.curve.extremes(at, at).most);
       const band = bands.find(({ from, to }) => y <= this.y(from) && y > this.y(to));
       if (band) return band.text();
     }
     return null;
+  }
+
+  // Whether a series has bands below its curve.
+  hasBands(one) {
+    const isShown = one.holders && !(one.holders.isAlone && this.series.some((other) => other !== one && other.shown));
+    return one.allocations.length > 0 || Boolean(isShown);
   }
 
   // The largest allocations that hold at a time, on top of what all others take.

@@ -89,7 +89,7 @@ class Painter {
   curve(one, step) {
     const { chart, pen } = this, columns = Math.ceil(chart.width / step), { curve } = one;
     const per = (chart.view[1] - chart.view[0]) * step / chart.width, thick = Math.max(1.4, step), floor = chart.floor();
-    const color = this.color(one.color), bands = one.allocations.length > 0 || Boolean(one.holders);
+    const color = this.color(one.color), bands = chart.hasBands(one);
     for (let column = 0; column < columns; column++) {
       const from = chart.view[0] + column * per - one.shift;
       if (from > curve.end || from + per <= curve.begin) continue;
@@ -134,11 +134,13 @@ class Painter {
   bands(one, from, x, top, step, color) {
     const { chart, pen } = this, held = one.curve.extremes(from, from).most;
     pen.fillStyle = color;
-    pen.globalAlpha = 0.25;
+    pen.globalAlpha = one.holders?.colors ? 0.1 : 0.25;
     pen.fillRect(x, top, step, chart.floor() - top);
     pen.globalAlpha = 0.85;
     for (const { nth, from: low, to } of held === -Infinity ? [] : chart.bands(one, from + one.shift, held)) {
-      pen.fillStyle = bandColor(nth);
+      const [own, alpha] = one.holders?.colors?.[nth] ?? [null, 0.85];
+      pen.fillStyle = own ? this.color(own) : bandColor(nth);
+      pen.globalAlpha = alpha;
       pen.fillRect(x, chart.y(to), step, chart.y(low) - chart.y(to));
     }
     pen.globalAlpha = 1;

@@ -1,5 +1,6 @@
 //! What the lanes read last, for scrapes and attribution to look at without waiting for any lane.
 
+use super::breakdown::Breakdown;
 use super::changes::Changed;
 use super::energy::Energy;
 use super::series::{Series, UsagePoint};
@@ -47,6 +48,8 @@ pub struct GpuState {
     pub device: Device,
     /// Power and idleness over time, for attribution.
     pub series: Series,
+    /// Who held its memory over time.
+    pub breakdown: Breakdown,
     /// Its energy counter.
     pub energy: Energy,
     /// Whether the lists of its processes include every process that holds memory on it.
@@ -103,6 +106,7 @@ impl GpuState {
             device,
             energy: Energy::new(series.keep_ns()),
             series,
+            breakdown: Breakdown::default(),
             lists_all: true,
             health: AtomicU8::new(Health::Up as u8),
             memory: AtomicU8::new(Memory::Unknown as u8),

@@ -5,6 +5,7 @@
 //! readings. Absent on purpose: its memory over time, which is in a [`ring`](crate::ring), and the code that reads the GPU.
 
 mod active;
+mod breakdown;
 mod changes;
 mod device;
 mod energy;
@@ -14,6 +15,7 @@ mod readings;
 mod series;
 
 pub use active::ActiveSeconds;
+pub use breakdown::{Breakdown, BreakdownPoint, Parts, most_breakdown_bytes};
 pub use changes::{ChangeLog, Changed, GpuChange, MOST_TROUBLE, most_bytes as most_change_bytes};
 pub use device::Device;
 pub use energy::Energy;

@@ -67,6 +67,23 @@ pub struct Ended {
     pub waiting: Option<Reservation>,
 }
 
+/// What the allocator of a rank with one GPU has, bytes.
+#[derive(Debug, Clone)]
+pub struct RankMemory {
+    /// Which rank of which job.
+    pub key: (JobId, u32),
+    /// Position of its GPU.
+    pub gpu: usize,
+    /// Its process, where known.
+    pub pid: Option<u32>,
+    /// When its first event arrived, nanoseconds of the timeline.
+    pub since_ns: i64,
+    /// Bytes that are given out.
+    pub allocated: Option<u64>,
+    /// Bytes that are taken from the driver.
+    pub reserved: Option<u64>,
+}
+
 /// The GPUs and the process of a rank, where known.
 type Of = (Option<Arc<[usize]>>, Option<u32>);
 
@@ -466,6 +483,21 @@ impl Jobs {
         searching
             .map(|(id, number, rank)| (id.clone(), number, Arc::clone(rank.account()), Search::clone(&rank.search)))
             .collect()
+    }
+
+    /// What the allocators of ranks with one GPU had at most since this was last called.
+    pub fn memory_of_ranks(&mut self) -> Vec<RankMemory> {
+        let ranks = self
+            .jobs
+            .iter_mut()
+            .flat_map(|(id, job)| job.ranks.iter_mut().map(move |(number, rank)| (id, number, rank)));
+        let one = |(id, number, rank): (&JobId, &u32, &mut Rank)| {
+            let [gpu] = *rank.gpus.as_deref()? else { return None };
+            let Memory { allocated, reserved, .. } = rank.take_most();
+            let (key, pid, since_ns) = ((id.clone(), *number), rank.pid, rank.since_ns);
+            Some(RankMemory { key, gpu, pid, since_ns, allocated, reserved })
+        };
+        ranks.filter_map(one).collect()
     }
 
     /// Removes and returns those that ended at or before `known_ns`, until which memory is known; at most `most`.

@@ -64,6 +64,8 @@ pub struct Rank {
     pub steps: u64,
     /// Allocator counters as last sent.
     pub memory: Memory,
+    /// The most that its allocator had allocated and reserved since that was last read.
+    most: Memory,
     /// The time of the last event that had them.
     memory_ns: i64,
     /// What is open, in the order of its begin.
@@ -139,6 +141,7 @@ impl Rank {
             step_ns: i64::MIN,
             steps: 0,
             memory: Memory::default(),
+            most: Memory::default(),
             memory_ns: i64::MIN,
             open: Vec::new(),
             oom: None,
@@ -151,6 +154,11 @@ impl Rank {
             series: BTreeMap::new(),
             held,
         }
+    }
+
+    /// The most that its allocator had allocated and reserved since this was last called; what it last said if it has said nothing since.
+    pub(super) fn take_most(&mut self) -> Memory {
+        merge(self.memory, std::mem::take(&mut self.most))
     }
 
     /// The account of its owner.
@@ -310,6 +318,8 @@ impl Rank {
             let is_newest = event.at_ns >= self.memory_ns;
             self.memory = if is_newest { merge(self.memory, memory) } else { merge(memory, self.memory) };
             self.memory_ns = self.memory_ns.max(event.at_ns);
+            self.most.allocated = self.most.allocated.max(memory.allocated);
+            self.most.reserved = self.most.reserved.max(memory.reserved);
         }
         closed
     }

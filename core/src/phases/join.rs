@@ -4,12 +4,13 @@
 //! flushes. Invariant: it only reads rings, so that it can never make a tick late; and it takes
 //! time as an argument, so that a replay of any speed gives what the live run gave.
 
-use super::{Flush, FlushDetector, Ledger, Pressure, attribute};
+use super::{Flush, FlushDetector, Ledger, Pressure, attribute, holders};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
 use crate::jobs::Ended;
 use crate::ring;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How long a phase waits for memory to be known up to its end. After that, the driver hangs or the GPU is gone.
@@ -42,6 +43,8 @@ pub struct Join {
     uuids: Arc<[String]>,
     rings: Arc<[ring::Reader]>,
     derived: Box<[Mutex<Derived>]>,
+    /// The second in which holders of memory were last read.
+    holders_s: AtomicI64,
 }
 
 impl Join {
@@ -50,7 +53,7 @@ impl Join {
     pub fn new(gpus: Arc<[GpuState]>, rings: Arc<[ring::Reader]>) -> Self {
         let derived = gpus.iter().map(|_| Mutex::default()).collect();
         let uuids = gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
-        Self { gpus, uuids, rings, derived }
+        Self { gpus, uuids, rings, derived, holders_s: AtomicI64::new(i64::MIN) }
     }
 
     /// What follows from the memory of the GPU at this position; nothing for a position that has none.
@@ -99,6 +102,11 @@ impl Join {
             derived.lock().unwrap_or_else(PoisonError::into_inner).advance(ring, state);
         }
         self.attribute_ended(ledger, now_ns);
+        let second = now_ns.div_euclid(SECOND_NS);
+        if self.holders_s.swap(second, Ordering::Relaxed) != second {
+            // What is read now is of the second that has ended.
+            holders::read(ledger, &self.gpus, (second - 1) * SECOND_NS);
+        }
         ledger.expire(now_ns);
     }
 

@@ -7,6 +7,7 @@
 mod flush;
 #[cfg(test)]
 pub(crate) mod hand;
+mod holders;
 mod join;
 mod ledger;
 mod log;

@@ -8,7 +8,7 @@ use super::schema;
 use super::state::State;
 use crate::sample::Sweep;
 use highwater_core::detect::{Finding, LagCause, Said};
-use highwater_core::gpu::{Changed, GpuChange, GpuState, UsagePoint};
+use highwater_core::gpu::{BreakdownPoint, Changed, GpuChange, GpuState, UsagePoint};
 use highwater_core::jobs::{Event, JobId, Profile, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
@@ -261,6 +261,18 @@ impl RecordingWriter {
             sm_occupancy_ratio: point.activity.sm_occupancy_ratio,
             tensor_active_ratio: point.activity.tensor_active_ratio,
             dram_active_ratio: point.activity.dram_active_ratio,
+        })
+    }
+
+    /// Writes who held memory of a GPU from a time on. What holds at the begin of the file gets the begin as its time.
+    pub fn breakdown(&self, gpu: usize, point: BreakdownPoint, begin_ns: i64) -> rusqlite::Result<()> {
+        insert!(self, "INSERT OR REPLACE INTO breakdown" {
+            gpu: place(gpu),
+            at_ns: self.unix(point.at_ns.max(begin_ns)),
+            allocated_bytes: point.parts.allocated.map(whole),
+            cached_bytes: point.parts.cached.map(whole),
+            outside_bytes: point.parts.outside.map(whole),
+            others_bytes: point.parts.others.map(whole),
         })
     }
 

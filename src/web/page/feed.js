@@ -98,7 +98,11 @@ class Feed {
         const answer = await request(`api/v1/gpus/${encodeURIComponent(uuid)}/activity?from=0`);
         return answer.points.map(([at, ...shares]) => [this.seconds(at), ...shares]);
       };
-      this.gpus.set(uuid, { uuid, memory: new Memory(load), activity: new LiveActivity(past) });
+      const held = async (from) => {
+        const answer = await request(`api/v1/gpus/${encodeURIComponent(uuid)}/breakdown${from === null ? "" : `?from=${this.unixNs(from)}`}`);
+        return answer.points.map(([at, ...parts]) => [this.seconds(at), ...parts]);
+      };
+      this.gpus.set(uuid, { uuid, memory: new Memory(load), activity: new LiveActivity(past), breakdown: new LiveBreakdown(held) });
     }
     return this.gpus.get(uuid);
   }

@@ -180,7 +180,8 @@ class Live {
 
   series(gpu, at) {
     return { gpu, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, activity: gpu.activity, shift: 0, capacity: null, headroom: null,
-      get peak() { return gpu.memory.peak(); }, namesCapacity: at === 0, namesPeak: false, shown: at < FEW_GPUS, allocations: [] };
+      get peak() { return gpu.memory.peak(); }, namesCapacity: at === 0, namesPeak: false, shown: at < FEW_GPUS, allocations: [],
+      get holders() { return gpu.breakdown.holders; } };
   }
 
   // Brings the chart up to the present.
@@ -261,6 +262,8 @@ class Live {
   // Requests the memory that the view lacks, one request for each GPU at a time.
   refine() {
     const { chart } = this.region, [from, to] = chart.view, pixel = chart.pixel();
+    const shown = chart.series.filter((one) => one.shown);
+    if (shown.length === 1) shown[0].gpu.breakdown.refine();
     for (const one of chart.series) {
       if (one.shown) one.gpu.activity.refine();
       if (!one.shown || one.gpu.loading || !one.gpu.memory.wants(from, to, pixel)) continue;

@@ -59,7 +59,22 @@ function activityPoints(numbers, count) {
   return points;
 }
 
-// Adds to every GPU `times` (seconds from the begin), `used` (bytes, NaN where unknown) and `activity`, and to every recording its
+// Who held a GPU's memory: seconds from the begin, and the bytes of each part, null where not known.
+function breakdownPoints(numbers, count) {
+  let at = 0;
+  const points = Array.from({ length: count }, () => [(at += numbers.next()) / 1e6]);
+  for (let nth = 0; nth < MEMORY_PARTS.length; nth++) {
+    let mib = 0;
+    for (const point of points) {
+      const change = numbers.next();
+      if (change) mib += (change - 1) % 2 ? -change / 2 : (change - 1) / 2;
+      point.push(change ? mib * 1048576 : null);
+    }
+  }
+  return points;
+}
+
+// Adds to every GPU `times` (seconds from the begin), `used` (bytes, NaN where unknown), `activity` and `breakdown`, and to every recording its
 // spans, as columns, and to every layer profile its records.
 function decode(bytes, recordings) {
   const numbers = new Numbers(bytes);
@@ -76,6 +91,7 @@ function decode(bytes, recordings) {
         gpu.used[i] = used * gpu.unit_bytes;
       }
       gpu.activity = new Activity(activityPoints(numbers, gpu.activity_points));
+      gpu.breakdown = breakdownOf(breakdownPoints(numbers, gpu.breakdown_points));
     }
     const n = recording.spans;
     const columns = { begin: new Float64Array(n), end: new Float64Array(n), row: new Uint32Array(n),

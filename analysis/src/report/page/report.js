@@ -63,7 +63,7 @@ function seriesOf(report) {
   const sized = series.find((one) => one.capacity);
   if (sized) sized.namesCapacity = true;
   // Bands of several GPUs would hide each other: one is shown at first.
-  if (series.some((one) => one.allocations.length || one.holders)) {
+  if (series.some((one) => one.allocations.length || (one.holders && !one.holders.isAlone))) {
     const top = series.reduce((best, one) => (one.peak?.[0] ?? 0) > (best.peak?.[0] ?? 0) ? one : best);
     series.forEach((one) => { one.shown = one === top; });
   } else if (series.length > MOST_SHOWN) {
@@ -74,8 +74,8 @@ function seriesOf(report) {
 }
 
 // Who held memory over time, if the recording has it.
-function holdersOf({ allocator }) {
-  if (!allocator?.bands.moments.length) return null;
+function holdersOf({ allocator, breakdown }) {
+  if (!allocator?.bands.moments.length) return breakdown;
   const { sites, moments, unit_bytes: unit } = allocator.bands;
   return { sites: sites.map(({ site }) => site), begins: Float64Array.from(moments, (moment) => seconds(moment.after_ns)),
     levels: moments.map(({ held }) => held.map((units) => units * unit)) };
@@ -177,6 +177,10 @@ function tables(report, chart) {
         moment(recording, gpu.peak_after_ns), bytes(gpu.mean_bytes), bytes(gpu.lowest_bytes),
         bytes(gpu.usable_bytes), stretch(recording, gpu.unknown_ns), gpu.changes.toLocaleString("en"),
         gpu.bucket_ns === null ? "every change" : `extremes of every ${duration(seconds(gpu.bucket_ns))}`]), 2));
+    const parted = recording.gpus.filter((gpu) => gpu.at_peak);
+    if (parted.length) made.push(element("h2", {}, `What the memory was${of}`),
+      element("p", {}, "In the second of each GPU's peak. With one GPU in the chart, bands show it at all times: what allocators gave out, what they kept, what the same processes held outside of them, and other processes."),
+      table(`Memory of each GPU at its peak by who held it${of}`, ["GPU", ...MEMORY_PARTS.map(partName)], parted.map(({ index, at_peak: held }) => [index, bytes(held.allocated_bytes), bytes(held.cached_bytes), bytes(held.outside_allocator_bytes), bytes(held.other_processes_bytes)])));
     for (const { rank, sentences, columns, rows } of recording.logged) {
       made.push(element("h2", {}, `Memory as rank ${rank} printed it${of}`), element("p", {}, sentences.join(" ")),
         table(`What rank ${rank} printed at each phase${of}`, columns, rows, 1));

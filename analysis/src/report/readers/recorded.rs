@@ -1,11 +1,12 @@
 //! A report on a recording in the product's own format, row by row, so that its size does not matter.
 
+use crate::report::breakdown::Breakdown;
 use crate::report::curve::Point;
 use crate::report::layers::Layers;
 use crate::report::model::{FirstSaid, Found, Gpu, Origin, Report, index_of, peaks_of};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
-use highwater_core::gpu::{ActivityMeans, Device};
+use highwater_core::gpu::{ActivityMeans, BreakdownPoint, Device, Parts};
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
 use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, json, needed, number, real, text, word};
@@ -37,6 +38,7 @@ pub fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         samples(&mut file, number, &mut gpu, (begin_ns, end_ns))?;
         gpu.usage.end(until_ns, end_ns);
         activity(&mut file, number, &mut gpu.activity, (begin_ns, end_ns))?;
+        breakdown(&mut file, number, &mut gpu.breakdown, (begin_ns, end_ns))?;
         gpus.push(gpu);
     }
     if gpus.iter().all(|gpu| gpu.usage.peak.is_none()) {
@@ -138,6 +140,31 @@ fn activity(
     let read = |row: &Row<'_>| Ok((needed(row, 0)?, [real(row, 1)?, real(row, 2)?, real(row, 3)?, real(row, 4)?]));
     file.each("usage", &query, gpu.into(), read, |(at_ns, shares)| {
         to.push(at_ns, shares);
+        Ok(())
+    })
+}
+
+/// Who held its memory. Files from before that table lack it.
+fn breakdown(
+    file: &mut RecordingReader,
+    gpu: u32,
+    to: &mut Breakdown,
+    (begin_ns, end_ns): (i64, i64),
+) -> Result<(), OpenError> {
+    if !file.has_table("breakdown") {
+        return Ok(());
+    }
+    let query = format!(
+        "SELECT at_ns, allocated_bytes, cached_bytes, outside_bytes, others_bytes FROM breakdown
+         WHERE gpu = ?1 AND at_ns BETWEEN {begin_ns} AND {end_ns} ORDER BY at_ns"
+    );
+    let read = |row: &Row<'_>| {
+        let (allocated, cached) = (number(row, 1)?, number(row, 2)?);
+        let parts = Parts { allocated, cached, outside: number(row, 3)?, others: number(row, 4)? };
+        Ok(BreakdownPoint { at_ns: needed(row, 0)?, parts })
+    };
+    file.each("breakdown", &query, gpu.into(), read, |point| {
+        to.push(point);
         Ok(())
     })
 }
