@@ -19,7 +19,7 @@ const TABLES: [(&str, usize); 16] = [
     ("gpus", 11),
     ("samples", 4),
     ("usage", 9),
-    ("breakdown", 6),
+    ("breakdown", 7),
     ("annotations", 18),
     ("ranks", 6),
     ("turns", 1),

@@ -30,16 +30,17 @@ pub(super) struct BreakdownAnswer {
     gpu: String,
     uuid: String,
     /// The begin of a second, Unix nanoseconds, and bytes from then on until the next point: what the allocators of the GPU's ranks have
-    /// given out (the most within the second), what these allocators keep beside it, what the same processes hold outside of them, and
-    /// what all other processes hold. `null` is not known.
+    /// given out (the most within the second), what these allocators keep beside it, what the same processes hold outside of them, what
+    /// processes of ranks hold of whose allocators nothing is known, and what all other processes hold. `null` is not known.
     #[cfg_attr(test, schema(value_type = Vec<Vec<Option<i64>>>))]
     points: Vec<Point>,
 }
 
-type Point = (i64, Option<u64>, Option<u64>, Option<u64>, Option<u64>);
+type Point = (i64, Option<u64>, Option<u64>, Option<u64>, Option<u64>, Option<u64>);
 
 fn point(BreakdownPoint { at_ns, parts }: BreakdownPoint, shift_ns: i64) -> Point {
-    (at_ns.saturating_add(shift_ns), parts.allocated, parts.cached, parts.outside, parts.others)
+    let [allocated, cached, outside, processes, others] = parts.all();
+    (at_ns.saturating_add(shift_ns), allocated, cached, outside, processes, others)
 }
 
 /// Who held a GPU's memory in an interval, as far back as that is kept.

@@ -107,10 +107,10 @@ def daemon(*, dry: bool) -> Iterator[Daemon]:
             one.process.wait(10)
 
 
-def start(script: Path, to: Daemon, *arguments: object) -> subprocess.Popen[str]:
+def start(script: Path, to: Daemon, *arguments: object, stdin: int | None = None) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(PYTHON), "HIGHWATER_ANNOTATIONS_SOCKET": str(to.socket)}
     command = [sys.executable, str(script), *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True)
 
 
 def ended(job: subprocess.Popen[str]) -> dict[str, Any]:

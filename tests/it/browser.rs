@@ -172,6 +172,13 @@ impl Browser {
     }
 
     /// A picture of the window, PNG.
+    pub fn click(&mut self, x: f64, y: f64) {
+        for (kind, clicks) in [("mouseMoved", 0), ("mousePressed", 1), ("mouseReleased", 1)] {
+            let event = json!({ "type": kind, "x": x, "y": y, "button": "left", "clickCount": clicks });
+            self.call("Input.dispatchMouseEvent", event);
+        }
+    }
+
     pub fn picture(&mut self) -> Vec<u8> {
         use base64::Engine as _;
         let answer = self.call("Page.captureScreenshot", json!({ "format": "png" }));

@@ -222,7 +222,7 @@ fn who_held_memory_is_drawn_in_bands_and_listed_at_the_peak() {
     let folder = folder();
     let file = recording(folder.path());
     file.execute_batch("DELETE FROM breakdown").expect("changed");
-    let held = "INSERT INTO breakdown SELECT gpu, (SELECT value FROM meta WHERE key = 'begin_ns'), 3 << 30, 1 << 30, NULL, 512 << 20 FROM gpus";
+    let held = "INSERT INTO breakdown SELECT gpu, (SELECT value FROM meta WHERE key = 'begin_ns'), 3 << 30, 1 << 30, NULL, NULL, 512 << 20 FROM gpus";
     file.execute(held, []).expect("written");
     drop(file);
     browser.appear(1400, 1000, Theme::Light);
@@ -240,7 +240,7 @@ fn who_held_memory_is_drawn_in_bands_and_listed_at_the_peak() {
     let row = browser.value(
         "document.querySelector('[aria-label^=\"Memory of each GPU at its peak\"] tbody tr').innerText.split('\\t')",
     );
-    assert_eq!(row, json!(["0", "3.00 GiB", "1.00 GiB", "not known", "512.00 MiB"]));
+    assert_eq!(row, json!(["0", "3.00 GiB", "1.00 GiB", "not known", "not known", "512.00 MiB"]));
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
@@ -277,6 +277,69 @@ fn phases_that_overlap_are_all_drawn() {
     assert!(
         said.as_str()
             .is_some_and(|said| said.contains("epoch (") && said.contains("backward (") && said.contains("comm (")),
+        "{said}"
+    );
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_step_is_compared_with_the_others_of_each_rank() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    let file = recording(folder.path());
+    let begin_ns: i64 =
+        file.query_row("SELECT value FROM meta WHERE key = 'begin_ns'", [], |row| row.get(0)).expect("a time");
+    file.execute_batch("DELETE FROM phases; DELETE FROM phase_memory; DELETE FROM findings").expect("written");
+    // Steps of 60 ms: 40 of work, 10 of communication. In step 7 rank 0 works for 70 ms, and rank 1 waits for it.
+    let row = "INSERT INTO phases (job, rank, kind, name, step, begin_ns, end_ns) VALUES ('j', ?1, ?2, ?3, ?4, ?5, ?6)";
+    for rank in 0..2 {
+        let mut at_us = 0;
+        for step in 0..12 {
+            let late = if step == 7 { 30_000 } else { (step * 7 % 5) * 100 };
+            let (work, comm) = if rank == 0 { (40_000 + late, 10_000) } else { (40_000, 10_000 + late) };
+            let mut write = |kind: &str, name: &str, from_us: i64, to_us: i64| {
+                let ns = |us: i64| begin_ns + us * 1_000;
+                file.execute(row, rusqlite::params![rank, kind, name, step, ns(from_us), ns(to_us)]).expect("written");
+            };
+            write("step", "step", at_us, at_us + work + comm + 10_000);
+            write("phase", "forward", at_us, at_us + work);
+            write("phase", "comm", at_us + work, at_us + work + comm);
+            at_us += work + comm + 10_000;
+        }
+    }
+    drop(file);
+    browser.appear(1200, 900, Theme::Light);
+    browser.open(&page(folder.path(), &["it.sqlite"]), READY);
+    browser.painted();
+    // A click on rank 1's step 7.
+    let place = browser.value(
+        "(() => { const chart = highwaterChart, box = chart.canvas.getBoundingClientRect(), [first, lane] = chart.lanes;
+        return [box.left + chart.x(0.45), box.top + chart.lanesTop() + first.height + lane.height / 2]; })()",
+    );
+    browser.click(place[0].as_f64().expect("a place"), place[1].as_f64().expect("a place"));
+    browser.wait("document.querySelector('section.step') !== null");
+    let said = browser.value("document.querySelector('section.step p').textContent");
+    let said = said.as_str().expect("text");
+    for wanted in [
+        "Step 7 of j took 90.0 ms on rank 1, 29.8 ms longer than the median of 11 others. Longer than usual: forward of rank 0 by 29.8 ms.",
+        "Longer in communication, which waits for the latest: comm of rank 1 by 29.8 ms.",
+    ] {
+        assert!(said.contains(wanted), "{said}");
+    }
+    let rows = browser.value("[...document.querySelectorAll('section.step tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent).slice(0, 4))");
+    let wanted = json!([
+        ["rank 0", "90.0 ms (+29.8 ms)", "70.0 ms (+29.8 ms)", "10.0 ms"],
+        ["rank 1", "90.0 ms (+29.8 ms)", "40.0 ms", "40.0 ms (+29.8 ms)"]
+    ]);
+    assert_eq!(rows, wanted);
+    // Another one, by key, is as long as usual.
+    browser.value("highwaterChart.cursor = 0.1; 0");
+    browser.press("s");
+    let said = browser.value("document.querySelector('section.step p').textContent");
+    assert!(
+        said.as_str()
+            .is_some_and(|said| said.contains("as long as usual (median 60.2 ms)") && !said.contains("Longer")),
         "{said}"
     );
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);

@@ -18,7 +18,7 @@ pub struct Breakdown {
 }
 
 fn held(parts: &Parts) -> u64 {
-    [parts.allocated, parts.cached, parts.outside, parts.others].into_iter().flatten().fold(0, u64::saturating_add)
+    parts.all().into_iter().flatten().fold(0, u64::saturating_add)
 }
 
 /// Of two the one in which more was held, from the begin of the first.

@@ -92,6 +92,7 @@ fn parts(parts: Parts) -> Value {
         "allocated_bytes": parts.allocated,
         "cached_bytes": parts.cached,
         "outside_allocator_bytes": parts.outside,
+        "process_bytes": parts.processes,
         "other_processes_bytes": parts.others,
     })
 }

@@ -102,14 +102,9 @@ fn activity(activity: &ActivityMeans, begin_ns: i64, numbers: &mut Numbers) {
 /// Times, then each part in mebibytes.
 fn breakdown(points: &[BreakdownPoint], begin_ns: i64, numbers: &mut Numbers) {
     times(points.iter().map(|point| point.at_ns), begin_ns, numbers);
-    for of in [
-        |parts: &Parts| parts.allocated,
-        |parts: &Parts| parts.cached,
-        |parts: &Parts| parts.outside,
-        |parts: &Parts| parts.others,
-    ] {
+    for nth in 0..Parts::default().all().len() {
         let mut last = 0;
-        points.iter().for_each(|point| numbers.change(of(&point.parts).map(|bytes| bytes >> 20), &mut last));
+        points.iter().for_each(|point| numbers.change(point.parts.all()[nth].map(|bytes| bytes >> 20), &mut last));
     }
 }
 

@@ -26,9 +26,10 @@ class Chart {
   // bounds: the first and the last time that can be shown, seconds
   // axis: how times are written
   // say: called with text for a screen reader; note: called with a text about the limits of the drawing; moved: called when the
-  // view changes; phases: called with the names of the phases in view and their tones
-  constructor(place, { series, lanes, findings, bounds, axis, say, note, moved = () => {}, phases = () => {} }) {
-    Object.assign(this, { series, lanes, findings, axis, say, note, moved, phases });
+  // view changes; phases: called with the names of the phases in view and their tones; inspect: called with a lane and a time that was
+  // clicked on it
+  constructor(place, { series, lanes, findings, bounds, axis, say, note, moved = () => {}, phases = () => {}, inspect = () => {} }) {
+    Object.assign(this, { series, lanes, findings, axis, say, note, moved, phases, inspect });
     this.bounds = [bounds[0], Math.max(bounds[1], bounds[0] + 1e-6)];
     this.view = [...this.bounds];
     // How much time is shown while the view follows the present; null if it stays where it is.
@@ -88,7 +89,11 @@ class Chart {
         const [one, other] = this.selection.map((x) => this.time(x)).sort((a, b) => a - b);
         this.selection = null;
         this.show(one, other);
-      } else if (from !== null) this.point(this.time(at(event)));
+      } else if (from !== null) {
+        const seconds = this.time(at(event)), lane = this.laneAt(event.clientY - this.canvas.getBoundingClientRect().top);
+        this.point(seconds);
+        if (lane) this.inspect(lane, seconds);
+      }
       from = null;
     });
     this.canvas.addEventListener("pointercancel", () => { from = null; this.selection = null; this.painter.cursor(); });

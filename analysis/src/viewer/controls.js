@@ -3,7 +3,7 @@
 // table.
 
 const HELP = "Keys work while the chart or its buttons have the focus. Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
-  "next finding, m pins the cursor: the second pin says what changed between the two, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
+  "next finding, m pins the cursor: the second pin says what changed between the two, s or a click on a lane compares the step there with the others, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
 // Curves that are all in the legend.
 const MOST_LISTED = 16;
 // Rows of the chart's tables.
@@ -18,11 +18,20 @@ function chartRegion(options, more = [], help = "") {
   const readout = element("p", { class: "readout", role: "status" }), note = element("p", { class: "note" });
   const tools = element("div", { class: "tools" }), legend = element("ul", { class: "legend" }), tables = element("div");
   const phases = element("ul", { class: "legend phases", "aria-label": "Colours of phases" });
-  const region = element("div", { class: "chart" }, tools, place, readout, note, legend, phases, tables,
+  const step = element("div"), close = () => step.replaceChildren();
+  const region = element("div", { class: "chart" }, tools, place, readout, note, step, legend, phases, tables,
     element("p", { class: "unseen", id: "help" }, HELP + help));
   const chart = new Chart(place, { ...options,
     say: (text) => { readout.textContent = text; },
     phases: (names) => drawPhases(phases, names),
+    inspect: (lane, seconds) => {
+      const ranks = options.ranks?.() ?? chart.lanes, found = stepOn(ranks, ranks.find(({ key }) => key === lane.key) ?? lane, seconds);
+      if (!found) { chart.say("There is no step that has ended."); close(); return; }
+      // A finding's text begins with its kind.
+      const reported = chart.findings.filter(({ from, to }) => from <= found.to && found.from <= to).map(({ text }) => text.split(/[,:]/)[0]);
+      step.replaceChildren(stepPart(found, reported, () => { close(); place.focus({ preventScroll: true }); }));
+      chart.say(`${stepName(found)} is beside the others, below the chart.`);
+    },
     // Setting the same text again would make a screen reader repeat it.
     note: (text) => { if (note.textContent !== text) note.textContent = text; } });
   readout.textContent = "";
@@ -30,6 +39,7 @@ function chartRegion(options, more = [], help = "") {
     ["p", "Peak", () => chart.peak()],
     ["n", "Next finding", () => nextFinding(chart)],
     ["m", "Pin", () => chart.pin()],
+    ["s", "Step", () => inspectStep(chart)],
     ["+", "Zoom in", () => chart.zoom(1 / 1.6)],
     ["-", "Zoom out", () => chart.zoom(1.6)],
     ["0", "Whole", () => chart.whole()],
@@ -59,6 +69,15 @@ function nextFinding(chart) {
   const found = chart.findings[chart.finding];
   chart.point(found.from);
   chart.say(found.text);
+}
+
+// The step at the cursor, of the first rank that is in one.
+function inspectStep(chart) {
+  const seconds = chart.center(), lane = chart.lanes.find((one) => one.at(seconds).some((span) => one.of[span].kind === "step" && !one.open?.[span]));
+  if (!lane) { chart.say("No rank in the chart is in a step at the cursor that has ended."); return; }
+  chart.cursor = seconds;
+  chart.painter.cursor();
+  chart.inspect(lane, seconds);
 }
 
 function listenToKeys(region, chart, actions) {

@@ -22,9 +22,10 @@ function toneOf(name) {
 
 class Lane {
   // spans: { begin, end, step, peak, of, open }, one entry a span in the order of begins; times in seconds, NaN for what
-  // is not known; `of` is { kind, name, tone }; `open` marks those that have not ended.
-  constructor(name, short, spans, shift = 0) {
-    Object.assign(this, { name, short, shift }, spans);
+  // is not known; `of` is { kind, name, tone }; `open` marks those that have not ended. whose: { key, job, jobName, rank }, with a key of
+  // the lane and one of the job.
+  constructor(name, short, spans, whose, shift = 0) {
+    Object.assign(this, { name, short, spans, shift }, whose, spans);
     this.count = this.begin.length;
     this.longest = 0;
     for (let i = 0; i < this.count; i++) this.longest = Math.max(this.longest, this.end[i] - this.begin[i]);

@@ -15,13 +15,14 @@ const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
 
 /// The scripts that every page needs before its own. Once in the program, however many pages there are.
-const SHARED: [&str; 11] = [
+const SHARED: [&str; 12] = [
     include_str!("format.js"),
     include_str!("elements.js"),
     include_str!("curve.js"),
     include_str!("activity.js"),
     include_str!("breakdown.js"),
     include_str!("lanes.js"),
+    include_str!("step.js"),
     include_str!("chart.js"),
     include_str!("canvas.js"),
     include_str!("paint.js"),

@@ -20,8 +20,10 @@ pub struct Parts {
     pub allocated: Option<u64>,
     /// What these allocators keep beside it.
     pub cached: Option<u64>,
-    /// What the same processes hold outside of their allocators; all of a process whose allocator says nothing.
+    /// What the same processes hold outside of their allocators.
     pub outside: Option<u64>,
+    /// What processes of ranks hold of whose allocators nothing is known.
+    pub processes: Option<u64>,
     /// What all other processes hold.
     pub others: Option<u64>,
 }
@@ -35,11 +37,11 @@ pub struct BreakdownPoint {
     pub parts: Parts,
 }
 
-/// One point in 24 bytes: mebibytes, and [`u32::MAX`] where not known.
+/// One point in 32 bytes: mebibytes, and [`u32::MAX`] where not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Kept {
     at_ns: i64,
-    mib: [u32; 4],
+    mib: [u32; 5],
 }
 
 /// The parts of one GPU's memory over time.
@@ -53,16 +55,23 @@ pub fn most_breakdown_bytes() -> usize {
 }
 
 impl Parts {
-    fn packed(self) -> [u32; 4] {
+    /// All of them, in this order.
+    #[must_use]
+    pub fn all(self) -> [Option<u64>; 5] {
+        [self.allocated, self.cached, self.outside, self.processes, self.others]
+    }
+
+    fn packed(self) -> [u32; 5] {
         let packed = |bytes: u64| u32::try_from(bytes.div_ceil(MIB)).unwrap_or(u32::MAX - 1);
-        [self.allocated, self.cached, self.outside, self.others].map(|part| part.map_or(u32::MAX, packed))
+        self.all().map(|part| part.map_or(u32::MAX, packed))
     }
 }
 
 impl Kept {
     fn point(&self) -> BreakdownPoint {
         let part = |nth: usize| Some(self.mib[nth]).filter(|mib| *mib != u32::MAX).map(|mib| u64::from(mib) * MIB);
-        let parts = Parts { allocated: part(0), cached: part(1), outside: part(2), others: part(3) };
+        let parts =
+            Parts { allocated: part(0), cached: part(1), outside: part(2), processes: part(3), others: part(4) };
         BreakdownPoint { at_ns: self.at_ns, parts }
     }
 }
@@ -105,7 +114,13 @@ mod tests {
         let breakdown = Breakdown::default();
         breakdown.push(1, Parts::default());
         assert_eq!(breakdown.points(0, 9), []);
-        let all = Parts { allocated: Some(5 * MIB), cached: Some(0), outside: None, others: Some(1) };
+        let all = Parts {
+            allocated: Some(5 * MIB),
+            cached: Some(0),
+            outside: None,
+            processes: Some(7 * MIB),
+            others: Some(1),
+        };
         for (at_ns, parts) in [(2, all), (3, all), (4, Parts::default()), (4, all), (5, Parts::default()), (6, all)] {
             breakdown.push(at_ns, parts);
         }

@@ -43,7 +43,7 @@ fn parts(latest: Option<&Latest<Vec<Process>>>, ranks: &[&(Option<u64>, RankMemo
             add(&mut parts.cached, reserved - allocated);
             outside.iter().for_each(|bytes| add(&mut parts.outside, *bytes));
         } else if let Some(bytes) = process.and_then(|process| process.used_bytes) {
-            add(&mut parts.outside, bytes);
+            add(&mut parts.processes, bytes);
         }
     }
     let others = listed.map(|listed| listed.iter().filter(|process| !own.contains(&process.pid)));
@@ -65,26 +65,29 @@ mod tests {
         RankMemory { key: ("j".into(), pid), gpu: 0, pid: Some(pid), since_ns: 5, allocated, reserved }
     }
 
-    fn of(listed: Option<&[Process]>, ranks: &[(Option<u64>, RankMemory)]) -> [Option<u64>; 4] {
+    fn of(listed: Option<&[Process]>, ranks: &[(Option<u64>, RankMemory)]) -> [Option<u64>; 5] {
         of_list_at(5, listed, ranks)
     }
 
-    fn of_list_at(at_ns: i64, listed: Option<&[Process]>, ranks: &[(Option<u64>, RankMemory)]) -> [Option<u64>; 4] {
+    fn of_list_at(at_ns: i64, listed: Option<&[Process]>, ranks: &[(Option<u64>, RankMemory)]) -> [Option<u64>; 5] {
         let latest = listed.map(|listed| Latest { at_ns, reading: listed.to_vec() });
-        let Parts { allocated, cached, outside, others } = parts(latest.as_ref(), &ranks.iter().collect::<Vec<_>>());
-        [allocated, cached, outside, others]
+        let parts = parts(latest.as_ref(), &ranks.iter().collect::<Vec<_>>());
+        parts.all()
     }
 
     #[test]
     fn each_byte_is_of_one_part() {
         let two = [(Some(3), rank(7, Some(40), Some(60))), (None, rank(8, None, Some(10)))];
         let listed = [process(7, Some(63)), process(8, Some(11)), process(9, Some(5)), process(10, Some(1))];
-        assert_eq!(of(Some(&listed), &two), [Some(50), Some(20), Some(3), Some(6)]);
-        assert_eq!(of(None, &two), [Some(50), Some(20), Some(3), None], "the driver lists none");
+        assert_eq!(of(Some(&listed), &two), [Some(50), Some(20), Some(3), None, Some(6)]);
+        assert_eq!(of(None, &two), [Some(50), Some(20), Some(3), None, None], "the driver lists none");
         // A process of which an allocator says nothing is all its own; one that the driver does not size makes the rest unknown.
         let silent = [(None, rank(7, None, None)), (Some(1), rank(8, Some(9), Some(10)))];
-        assert_eq!(of(Some(&listed), &silent), [Some(9), Some(1), Some(64), Some(6)]);
-        assert_eq!(of(Some(&[process(7, Some(63)), process(9, None)]), &two), [Some(40), Some(20), Some(3), None]);
+        assert_eq!(of(Some(&listed), &silent), [Some(9), Some(1), Some(1), Some(63), Some(6)]);
+        assert_eq!(
+            of(Some(&[process(7, Some(63)), process(9, None)]), &two),
+            [Some(40), Some(20), Some(3), None, None]
+        );
         // An allocator cannot give out more than it has.
         assert_eq!(of(Some(&listed), &[(None, rank(7, Some(90), Some(60)))])[..2], [Some(60), Some(0)]);
     }
@@ -92,11 +95,18 @@ mod tests {
     #[test]
     fn a_process_that_is_gone_holds_nothing_and_one_by_another_id_is_the_rank() {
         let one = [(Some(3), rank(7, Some(40), Some(60)))];
-        assert_eq!(of(Some(&[]), &one), [None, None, None, Some(0)]);
-        assert_eq!(of(Some(&[process(8, Some(5)), process(9, Some(6))]), &one), [None, None, None, Some(11)]);
-        assert_eq!(of(Some(&[process(70, Some(63))]), &one), [Some(40), Some(20), Some(3), Some(0)]);
-        assert_eq!(of_list_at(4, Some(&[]), &one), [Some(40), Some(20), Some(3), Some(0)], "it came after the list");
-        assert_eq!((of(None, &[]), of(Some(&[process(8, Some(5))]), &[])), ([None; 4], [None, None, None, Some(5)]));
+        assert_eq!(of(Some(&[]), &one), [None, None, None, None, Some(0)]);
+        assert_eq!(of(Some(&[process(8, Some(5)), process(9, Some(6))]), &one), [None, None, None, None, Some(11)]);
+        assert_eq!(of(Some(&[process(70, Some(63))]), &one), [Some(40), Some(20), Some(3), None, Some(0)]);
+        assert_eq!(
+            of_list_at(4, Some(&[]), &one),
+            [Some(40), Some(20), Some(3), None, Some(0)],
+            "it came after the list"
+        );
+        assert_eq!(
+            (of(None, &[]), of(Some(&[process(8, Some(5))]), &[])),
+            ([None; 5], [None, None, None, None, Some(5)])
+        );
     }
 
     #[test]

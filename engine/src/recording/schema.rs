@@ -55,7 +55,7 @@ CREATE TABLE usage (
 ) WITHOUT ROWID;
 CREATE TABLE breakdown (
     gpu INTEGER NOT NULL, at_ns INTEGER NOT NULL, allocated_bytes INTEGER, cached_bytes INTEGER, outside_bytes INTEGER,
-    others_bytes INTEGER, PRIMARY KEY (gpu, at_ns)
+    process_bytes INTEGER, others_bytes INTEGER, PRIMARY KEY (gpu, at_ns)
 ) WITHOUT ROWID;
 CREATE TABLE health (
     id INTEGER PRIMARY KEY, at_ns INTEGER NOT NULL, gpu INTEGER NOT NULL, health TEXT NOT NULL, trouble TEXT

@@ -272,6 +272,7 @@ impl RecordingWriter {
             allocated_bytes: point.parts.allocated.map(whole),
             cached_bytes: point.parts.cached.map(whole),
             outside_bytes: point.parts.outside.map(whole),
+            process_bytes: point.parts.processes.map(whole),
             others_bytes: point.parts.others.map(whole),
         })
     }

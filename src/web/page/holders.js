@@ -25,7 +25,7 @@ function holders(feed, gpu) {
     const [allocated, reserved] = [rank.allocated_bytes, rank.reserved_bytes].map((bytes) => bytes === null ? null : Math.min(bytes, most));
     const outside = rank.outside_allocator_bytes === null ? null : Math.min(rank.outside_allocator_bytes, most - (reserved ?? 0));
     left.delete(rank.pid);
-    if (reserved === null) { add("process", whose, own ?? 0, "--c0"); continue; }
+    if (reserved === null) { add("process", whose, own ?? 0, "--c2"); continue; }
     add("allocated", whose, Math.min(allocated ?? reserved, reserved), "--c0");
     add("cached", whose, reserved - Math.min(allocated ?? reserved, reserved), "--c0", true);
     add("outside the allocator", whose, outside ?? 0, "--c1");

@@ -63,7 +63,7 @@ function findingPanel(feed, found, show) {
 }
 
 // The kinds of findings whose remedy is to use less memory.
-const LACKS_MEMORY = ["low_headroom", "allocator_thrash", "comm_starvation"];
+const LACKS_MEMORY = ["low_headroom", "allocator_thrash", "comm_starvation", "oom"];
 
 // What to change so that a job needs less memory, in sentences; none where nothing is known.
 function adviceOf(job, { checkpoints, batch }) {
@@ -108,12 +108,6 @@ function capturesPart(feed, captures = feed.captures.captures) {
   const { on, trouble } = feed.captures;
   return [element("h2", {}, "Captures"), trouble ? element("p", { class: "trouble" }, trouble) : null,
     captureTable(feed, captures) ?? element("p", {}, on === false ? "Captures are off: the setting captures.directory names no folder." : "None has been taken.")];
-}
-
-// The middle of a list of numbers; NaN of none.
-function median(values) {
-  const sorted = values.filter((value) => !Number.isNaN(value)).sort((a, b) => a - b), middle = sorted.length >> 1;
-  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
 // A duration, and how many times the others' it is if that is much.

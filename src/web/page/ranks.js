@@ -58,13 +58,22 @@ class LiveRank {
     if (this.spans.count > most) this.spans.forget(this.spans.count - Math.floor(most * 0.75));
   }
 
-  // What is in a view as a lane: spans of before, those that came, and open ones until `now`.
+  get whose() { return { key: `${this.rank} ${this.id}`, job: this.id, jobName: this.job, rank: this.rank }; }
+
+  // What the page has of an interval: spans of before, and those that came.
+  between(from, to) {
+    const came = this.spans.within(from, to);
+    if (!this.past) return came;
+    const all = this.past.within(from, to), { begin, end, step, peak, of } = came.columns;
+    for (let i = 0; i < begin.length; i++) all.push(begin[i], end[i], step[i], peak[i], of[i]);
+    return all;
+  }
+
+  // What is in a view as a lane, with open spans until `now`.
   lane([from, to], now, severalJobs) {
-    const came = this.spans.within(from, to), all = this.past ? this.past.within(from, to) : came;
-    const { begin, end, step, peak, of } = came.columns;
-    if (this.past) for (let i = 0; i < begin.length; i++) all.push(begin[i], end[i], step[i], peak[i], of[i]);
+    const all = this.between(from, to);
     for (const one of this.open) all.push(one.begin, Math.max(now, one.begin), one.step, NaN, one.of, true);
-    return new Lane(`${this.job} rank ${this.rank}`, `${severalJobs ? `${this.job.slice(0, 7)} ` : "rank "}${this.rank}`, all.columns);
+    return new Lane(`${this.job} rank ${this.rank}`, `${severalJobs ? `${this.job.slice(0, 7)} ` : "rank "}${this.rank}`, all.columns, this.whose);
   }
 }
 

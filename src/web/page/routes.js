@@ -123,7 +123,7 @@ class Live {
     this.inChart = [];
     const series = [...this.feed.gpus.values()].filter(gpus).map((gpu, at) => this.series(gpu, at));
     const region = chartRegion({ series, lanes: [], findings: [], bounds: [this.feed.oldest(), this.feed.now], axis: clock(this.feed.originMs),
-      moved: (view) => this.moved(view) }, [["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
+      moved: (view) => this.moved(view), ranks: () => this.wholeRanks() }, [["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
       ...WIDTHS.map(([key, text, width]) => [key, text, (chart) => chart.follow(width)])], LIVE_HELP);
     const { chart } = region;
     this.region = region;
@@ -259,6 +259,11 @@ class Live {
     return shown.length;
   }
 
+  // All that the page has of the ranks of this page, also of those that are not in the chart.
+  wholeRanks() {
+    return this.feed.ranks.list().filter(this.scope.ranks).map((rank) => ({ ...rank.whose, shift: 0, spans: rank.between(-Infinity, Infinity).columns }));
+  }
+
   // Requests the memory that the view lacks, one request for each GPU at a time.
   refine() {
     const { chart } = this.region, [from, to] = chart.view, pixel = chart.pixel();
@@ -322,7 +327,7 @@ class Live {
 
   show(found) {
     const { chart } = this.region, { from, to, text } = this.mark(found), margin = Math.max((to - from) * 0.1, 0.5);
-    this.showTime(from - margin, to + margin);
+    if (found.finding === "oom") this.showTime(from - BEFORE_FAILURE, from + margin); else this.showTime(from - margin, to + margin);
     chart.say(text);
     chart.place.scrollIntoView({ block: "nearest" });
   }
@@ -454,8 +459,14 @@ class Live {
         text();
       } catch { /* There is none yet, or the job has ended. */ }
     };
-    const full = LACKS_MEMORY.includes(found.finding) ? feed.gpus.get(found.uuid) : null;
-    const text = this.part(() => [findingPanel(feed, now(), (one) => this.show(one)),
+    const lacking = LACKS_MEMORY.includes(found.finding) ? feed.gpus.get(found.uuid) : null, [full, failed] = found.finding === "oom" ? [null, lacking] : [lacking, null];
+    const failure = () => {
+      // The second in which it failed is known after the next one has begun, and requested every two.
+      const at = feed.seconds(found.begin_unix_nano), isKnown = failed && feed.now - at > HELD_BEFORE + BREAKDOWN_EVERY_MS / 1e3;
+      const held = isKnown ? heldAtFailure(failed.breakdown.points, at, failed.usable) : [], asked = askedFor(now().evidence);
+      return held.length || asked ? [element("h2", {}, "When the allocation failed"), element("p", {}, asked), ...held] : [];
+    };
+    const text = this.part(() => [findingPanel(feed, now(), (one) => this.show(one)), ...found.finding === "oom" ? failure() : [],
       ...advice.length ? [element("h2", {}, "What to change"), ...advice.map((said) => element("p", { class: "advice" }, said))] : [],
       element("h2", {}, "Evidence"), table("Evidence", ["measured", "value"], Object.entries(now().evidence).map(([name, value]) => [name, measured(name, value)]), 1, true)
         ?? element("p", {}, "There are no numbers."),
@@ -464,6 +475,7 @@ class Live {
     const split = full ? this.part(() => found.ended_unix_nano === null && now().ended_unix_nano === null ? holdersPart(feed, full) : []) : () => {};
     return { title: `${found.finding} ${id}`, lists: text, tables: () => {
       split();
+      if (failed) text();
       const isDue = asked === -Infinity || (performance.now() - asked > 5000 && feed.jobs.some(({ id }) => id === found.job_id));
       if (!isAnswered && isDue) { asked = performance.now(); ask(); }
     } };

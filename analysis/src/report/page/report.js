@@ -95,7 +95,7 @@ function lanesOf(report) {
       const short = `${several ? `${nth + 1}: ` : ""}${jobs ? `${job.slice(0, 7)} ` : "rank "}${rank}`;
       lanes.push(new Lane(`${several ? `${recording.name}, ` : ""}${job} rank ${rank}`, short, { begin: of(columns.begin),
         end: of(columns.end), step: of(columns.step), peak: of(columns.peak), of: spans.map((span) => rows[columns.row[span]]) },
-      recording.shift));
+      { key: `${nth} ${position}`, job: `${nth} ${job}`, jobName: several ? `${job} in ${recording.name}` : job, rank }, recording.shift));
     });
   });
   return lanes;
@@ -137,19 +137,22 @@ function findings(report, chart) {
       const from = seconds(found.begin_after_ns), to = found.end_after_ns === null ? seconds(recording.duration_ns) : seconds(found.end_after_ns);
       const show = () => {
         const margin = Math.max((to - from) * 0.1, 0.01);
-        chart.show(from + recording.shift - margin, to + recording.shift + margin);
+        if (found.kind === "oom") chart.show(from + recording.shift - BEFORE_FAILURE, from + recording.shift + 0.5);
+        else chart.show(from + recording.shift - margin, to + recording.shift + margin);
         chart.place.scrollIntoView({ block: "nearest" });
         chart.say((found.first ?? found).what);
       };
       // A file may say anything; only these have a look of their own.
       const look = ["warning", "critical"].includes(found.severity) ? found.severity : "info";
       const of = report.recordings.length > 1 ? `${recording.name}: ` : "";
+      const full = found.kind === "oom" ? recording.gpus.find(({ index }) => index === found.gpu) : null;
+      const failure = full?.breakdown ? heldAtFailure(full.breakdown.points, from, full.usable_bytes) : [];
       const first = found.first ?? found, changed = found.what !== first.what || found.why !== first.why;
       made.push(element("section", { class: `found ${look}` },
         element("p", {}, element("strong", {}, of + first.what)),
         element("p", {}, first.why),
         changed ? element("p", {}, `At last, ${duration(seconds(found.seen_after_ns))}: ${found.what} ${found.why}`) : null,
-        element("p", {}, found.advice),
+        element("p", {}, found.advice), ...failure,
         element("p", { class: "kind" }, `${found.severity}, ${found.kind}, ${found.certainty}, from ${duration(from)} to ${duration(to)} `,
           element("button", { onclick: show, "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show"))));
     }
@@ -180,7 +183,7 @@ function tables(report, chart) {
     const parted = recording.gpus.filter((gpu) => gpu.at_peak);
     if (parted.length) made.push(element("h2", {}, `What the memory was${of}`),
       element("p", {}, "In the second of each GPU's peak. With one GPU in the chart, bands show it at all times: what allocators gave out, what they kept, what the same processes held outside of them, and other processes."),
-      table(`Memory of each GPU at its peak by who held it${of}`, ["GPU", ...MEMORY_PARTS.map(partName)], parted.map(({ index, at_peak: held }) => [index, bytes(held.allocated_bytes), bytes(held.cached_bytes), bytes(held.outside_allocator_bytes), bytes(held.other_processes_bytes)])));
+      table(`Memory of each GPU at its peak by who held it${of}`, ["GPU", ...MEMORY_PARTS.map(partName)], parted.map(({ index, at_peak: held }) => [index, bytes(held.allocated_bytes), bytes(held.cached_bytes), bytes(held.outside_allocator_bytes), bytes(held.process_bytes), bytes(held.other_processes_bytes)])));
     for (const { rank, sentences, columns, rows } of recording.logged) {
       made.push(element("h2", {}, `Memory as rank ${rank} printed it${of}`), element("p", {}, sentences.join(" ")),
         table(`What rank ${rank} printed at each phase${of}`, columns, rows, 1));

@@ -155,12 +155,13 @@ fn breakdown(
         return Ok(());
     }
     let query = format!(
-        "SELECT at_ns, allocated_bytes, cached_bytes, outside_bytes, others_bytes FROM breakdown
+        "SELECT at_ns, allocated_bytes, cached_bytes, outside_bytes, process_bytes, others_bytes FROM breakdown
          WHERE gpu = ?1 AND at_ns BETWEEN {begin_ns} AND {end_ns} ORDER BY at_ns"
     );
     let read = |row: &Row<'_>| {
         let (allocated, cached) = (number(row, 1)?, number(row, 2)?);
-        let parts = Parts { allocated, cached, outside: number(row, 3)?, others: number(row, 4)? };
+        let (outside, processes, others) = (number(row, 3)?, number(row, 4)?, number(row, 5)?);
+        let parts = Parts { allocated, cached, outside, processes, others };
         Ok(BreakdownPoint { at_ns: needed(row, 0)?, parts })
     };
     file.each("breakdown", &query, gpu.into(), read, |point| {
