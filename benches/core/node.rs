@@ -145,6 +145,7 @@ impl Busy {
             rank: 0,
             open,
             end_ns: begin_ns + 100 * MILLISECOND_NS,
+            is_cut: false,
             memory: None,
             gpus,
             pid: None,

@@ -20,6 +20,7 @@ pub mod ring;
 pub mod scope;
 pub mod shares;
 pub mod source;
+pub mod thinned;
 pub mod units;
 pub mod varint;
 pub mod wire;

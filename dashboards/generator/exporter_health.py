@@ -42,8 +42,8 @@ def _tiles():
     refused = f'sum(increase(highwater_annotations_total{{{NODE},outcome!="accepted"}}[$__range]))'
     return [
         tile("Daemons reporting", "Daemons that Prometheus scrapes now.", f"count({DAEMON})", steps=[(1, BLUE)]),
-        tile("Daemons gone", "Daemons that were scraped within the time range and are not now.",
-             or_zero(f"count(count by (instance) ({seen}) unless count by (instance) ({DAEMON}))", seen), steps=NONE_WANTED),
+        tile("Daemons gone", "Daemons that were scraped within the time range or, where they are still a target of Prometheus, within a "
+             "day, and are not now.", queries.gone(), steps=NONE_WANTED),
         tile("Nothing to read", "Daemons that run but have no GPU to read. The table has the reason.",
              or_zero(f"count(highwater_source_error{{{NODE}}})", DAEMON), steps=NONE_WANTED),
         tile("Samples missed", "Share of the memory samples that the worst node missed. If this is not near 0, peaks on that "

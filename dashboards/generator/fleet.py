@@ -50,8 +50,9 @@ def _tiles():
     throttled = f'max by (instance, gpu) (highwater_gpu_clocks_event_active{{{NODE},reason=~"hw_.+|sw_thermal_slowdown"}})'
     return [
         tile("Nodes reporting", "Daemons that Prometheus scrapes now.", f"count({DAEMON})", steps=[(1, BLUE)]),
-        tile("Nodes gone", "Daemons that were scraped within the time range and are not now. What their GPUs do is unknown.",
-             or_zero(f"count(count by (instance) ({seen}) unless count by (instance) ({DAEMON}))", seen), steps=NONE_WANTED),
+        tile("Nodes gone", "Daemons that were scraped within the time range or, where they are still a target of Prometheus, within a day, "
+             "and are not now. What their GPUs do is unknown.",
+             queries.gone(), steps=NONE_WANTED),
         tile("Nodes not read", "Nodes whose daemon runs but has nothing to read: no driver, or a container without the NVIDIA "
              "runtime. The table Nodes has the reason.",
              or_zero(f"count(highwater_source_error{{{NODE}}})", DAEMON), steps=NONE_WANTED),

@@ -140,3 +140,12 @@ def a_row(label, text, if_there_is):
 def first_of(*vectors):
     """The first of these vectors that returns anything."""
     return " or on () ".join(f"({vector})" for vector in vectors)
+
+
+def gone():
+    """How many daemons are gone: scraped within the range, or within a day where Prometheus still tries to, and not now. After an outage
+    that is longer than the range, only the second is left."""
+    daemon = f"highwater_build_info{{{NODE}}}"
+    down = f"up{{{NODE}}} == 0 and on (job, instance) last_over_time({daemon}[1d])"
+    known = f"last_over_time({daemon}[$__range]) or {down}"
+    return or_zero(f"count(count by (instance) ({known}) unless count by (instance) ({daemon}))", known)

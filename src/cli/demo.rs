@@ -108,7 +108,7 @@ Record the last seconds into a file for `sqlite3`:
 }
 
 async fn show_progress(state: SharedState) {
-    let terminal = std::io::stdout().is_terminal();
+    let is_terminal = std::io::stdout().is_terminal();
     let mut seconds = 0;
     // Waits until the node is known, so that the first line has values. Without a terminal, the next line comes 5 s later.
     while state.slot.node().is_none() {
@@ -118,8 +118,8 @@ async fn show_progress(state: SharedState) {
     loop {
         ticks.tick().await;
         let line = progress(&state);
-        if terminal {
-            let _ = terminal::print(format_args!("\r\x1b[K{line}"));
+        if is_terminal {
+            terminal::status(line);
         } else if seconds % PROGRESS_PLAIN_EVERY == 0 {
             let _ = terminal::print_line(line);
         }

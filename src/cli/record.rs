@@ -181,7 +181,7 @@ pub(super) fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
     let seconds = shown.duration_ns() as f64 / 1e9;
     let bytes = path.metadata().map_or(0, |file| file.len());
     terminal::print_error(format_args!("highwater: {seconds:.1} s in {} ({bytes} bytes)", name.display()));
-    terminal::print_error(report::summary(&shown).trim_end());
+    terminal::print_error(report::summary(&shown).to_string().trim_end());
     Ok(())
 }
 

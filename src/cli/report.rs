@@ -6,11 +6,12 @@ use anyhow::Context as _;
 use clap::Args;
 use highwater_analysis::kineto::{MOST_EVENTS, Ranks, RanksError};
 use highwater_analysis::report::{
-    Comparison, Condition, Report, Room, Traced, comparison_of_ranks, json, page, picture, ranks, summary,
+    Comparison, Condition, Printed, Report, Room, Traced, comparison_of_ranks, json, page, picture, ranks, summary,
 };
 use highwater_engine::files::read_at_most;
 use highwater_engine::offline;
 use highwater_engine::recording::printable;
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -93,7 +94,11 @@ impl ReportCommand {
         if self.json {
             terminal::print_line(serde_json::to_string_pretty(&json(&reports, comparison.as_ref(), ranks.as_ref()))?)?;
         } else {
-            terminal::print(text(&reports, comparison.as_ref(), ranks.as_ref()))?;
+            let text = text(&reports, comparison.as_ref(), ranks.as_ref());
+            match terminal::stdout() {
+                Some(terminal) => terminal::print(text.fitted(terminal))?,
+                None => terminal::print(text)?,
+            }
         }
         Ok(self.judge(&reports))
     }
@@ -112,19 +117,20 @@ impl ReportCommand {
     }
 }
 
-fn text(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&Result<Ranks, RanksError>>) -> String {
-    let mut text = String::new();
+fn text(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&Result<Ranks, RanksError>>) -> Printed {
+    let mut text = Printed::default();
     for report in reports {
         let (name, format) = (&report.name, report.origin.format);
         // Layers alone have no times.
         let has_times = !report.gpus.is_empty() || !report.spans.spans().is_empty();
         let length = if has_times { format!(": {}", report.stretch(report.duration_ns())) } else { String::new() };
-        text.push_str(&format!("{} ({format}){length}\n{}", printable(name), summary(report)));
+        let _ = writeln!(text, "{} ({format}){length}", printable(name));
+        text.append(summary(report));
     }
     if let Some(comparison) = comparison {
-        text.push_str(&comparison.to_string());
+        text.append(comparison.printed());
     }
-    ranks.into_iter().for_each(|ranks| text.push_str(&comparison_of_ranks(ranks)));
+    ranks.into_iter().for_each(|ranks| text.append(comparison_of_ranks(ranks)));
     text
 }
 

@@ -95,11 +95,13 @@ pub fn recording(data: &[u8]) {
 
 /// Everything that a report is turned into.
 pub(super) fn show(report: &Report) {
-    let text = summary(report);
+    let text = summary(report).to_string();
     assert!(report.gpus.iter().all(|gpu| text.contains(&printable(&gpu.device.index))), "a GPU is missing: {text}");
     assert!(!text.chars().any(|one| one.is_control() && one != '\n'), "a terminal would obey this: {text:?}");
     let reports = [report.clone(), report.clone()];
     let comparison = Comparison::of(&reports);
+    let compared = comparison.iter().map(|one| one.printed().to_string()).collect::<String>();
+    assert!(!compared.chars().any(|one| one.is_control() && one != '\n'), "a terminal would obey this: {compared:?}");
     let ranks = ranks(&reports);
     let shown = json(&reports, comparison.as_ref(), ranks.as_ref()).to_string();
     let page = page(&reports, comparison.as_ref(), ranks.as_ref(), Some(1));

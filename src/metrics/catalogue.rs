@@ -176,9 +176,9 @@ metrics! {
     PHASE_DURATION = Histogram "highwater_phase_duration_seconds" ["training_job", "rank", "namespace", "user", "phase"]
         "Durations of phases, by the job's own times. docs/prometheus.md describes its buckets and native histograms.";
     PHASE_MEMORY_PEAK = Gauge "highwater_phase_memory_peak_bytes" ["training_job", "rank", "namespace", "user", "phase"]
-        "Highest memory in use on the rank's GPUs inside the last phase of this name that ended, also with its process, of all samples.";
+        "Highest memory in use on the rank's GPUs inside the last phase of this name that ended, or that was open when its process ended or an allocation failed, of all samples.";
     PHASE_MEMORY_PEAK_MAX = Gauge "highwater_phase_memory_peak_max_bytes" ["training_job", "rank", "namespace", "user", "phase", "window"]
-        "Highest memory in use inside any phase of this name that ended within the sliding window, also of one that ended with its process.";
+        "Highest memory in use inside any phase of this name that ended within the sliding window, or that was open when its process ended or an allocation failed.";
     PHASE_MEMORY_GROWTH = Gauge "highwater_phase_memory_growth_bytes" ["training_job", "rank", "namespace", "user", "phase"]
         "Memory at the end of the last phase of this name less memory at its beginning.";
     PHASE_ENERGY = Counter "highwater_phase_energy_joules_total" ["training_job", "rank", "namespace", "user", "phase"]

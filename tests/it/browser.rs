@@ -59,6 +59,10 @@ impl Browser {
 
     /// Calls a method of the protocol and returns its result.
     pub fn call(&mut self, method: &str, parameters: Value) -> Value {
+        self.try_call(method, parameters).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    fn try_call(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
         self.last_id += 1;
         let mut request = json!({ "id": self.last_id, "method": method, "params": parameters });
         if let Some(session) = &self.session {
@@ -68,8 +72,8 @@ impl Browser {
         loop {
             let message = self.read();
             if message["id"] == self.last_id {
-                assert!(message["error"].is_null(), "{method}: {}", message["error"]);
-                return message["result"].clone();
+                let error = &message["error"];
+                return if error.is_null() { Ok(message["result"].clone()) } else { Err(error.clone()) };
             }
             self.note(&message);
         }
@@ -142,16 +146,25 @@ impl Browser {
     /// Waits until an expression is true.
     pub fn wait(&mut self, expression: &str) {
         crate::process::eventually(std::time::Duration::from_secs(60), expression, || {
-            (self.value(expression) == json!(true)).then_some(())
+            match self.evaluate(expression) {
+                Ok(value) => (value == json!(true)).then_some(()),
+                // The page that was there before is just left.
+                Err(error) if error["message"].as_str().is_some_and(|text| text.contains("navigated")) => None,
+                Err(error) => panic!("{expression}: {error}"),
+            }
         });
     }
 
     /// The value of an expression, awaited.
     pub fn value(&mut self, expression: &str) -> Value {
+        self.evaluate(expression).unwrap_or_else(|error| panic!("{expression}: {error}"))
+    }
+
+    fn evaluate(&mut self, expression: &str) -> Result<Value, Value> {
         let parameters = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
-        let answer = self.call("Runtime.evaluate", parameters);
+        let answer = self.try_call("Runtime.evaluate", parameters)?;
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {}", answer["exceptionDetails"]);
-        answer["result"]["value"].clone()
+        Ok(answer["result"]["value"].clone())
     }
 
     /// Presses and releases a key.

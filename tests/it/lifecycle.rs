@@ -3,6 +3,7 @@
 use crate::daemon::{Daemon, command};
 use crate::fake_nvml::Control;
 use crate::process::{Killed, eventually};
+use crate::terminal::Terminal;
 use rustix::process::{Pid, Signal};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixDatagram;
@@ -187,4 +188,25 @@ fn the_demo_writes_to_nothing_that_others_prepared_and_leaves_nothing() {
     assert!(child.0.wait().expect("it ends").success());
     assert_eq!(std::fs::read_to_string(&victim).expect("there"), "bytes of somebody else");
     assert!(!own.exists(), "{}", own.display());
+}
+
+#[test]
+fn in_a_terminal_a_line_of_the_log_takes_the_place_of_the_demos_status() {
+    let terminal = Terminal::open(100, 40);
+    let mut command = command();
+    command.args(["demo", "--set", "listen=127.0.0.1:0"]).env("NO_COLOR", "1");
+    let mut child = terminal.attach_errors(&mut command).spawn().expect("it starts");
+    drop(command);
+    eventually(Duration::from_secs(60), "a status and a finding", || {
+        terminal.has("moe-tight step 2").and(terminal.has(" WARN "))
+    });
+    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).expect("there");
+    child.wait().expect("it ends");
+    let shown = terminal.close();
+    for line in shown.lines().filter(|line| line.contains(" WARN ")) {
+        let own = line.rsplit("\x1b[K").next().unwrap_or_default();
+        assert!(own.starts_with("20") && own.contains("Z  WARN "), "glued to a status: {line:?}");
+    }
+    let status = shown.split("\r\x1b[K").find(|line| line.contains("moe-tight step ")).expect("a status");
+    assert!(status.chars().count() < 100, "{status}");
 }

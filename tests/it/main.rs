@@ -17,6 +17,7 @@ mod libraries;
 mod process;
 mod relay;
 mod scraper;
+mod terminal;
 mod tools;
 
 // The tests.

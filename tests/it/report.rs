@@ -1,6 +1,7 @@
 //! `report`: what recordings of every format show, and what stops a script.
 
 use crate::daemon::command;
+use crate::terminal::Terminal;
 use crate::tools::root;
 use rusqlite::Connection;
 use serde_json::{Value, json};
@@ -278,4 +279,29 @@ fn a_bound_on_what_a_file_does_not_contain_never_passes() {
     put(folder.path(), "evil.txt", "0 0 5\n0 \u{1b}]0;owned\u{7} 5\n");
     let shown = text(&report(folder.path(), &["evil.txt"]).stdout);
     assert!(shown.contains("owned") && !shown.contains('\u{1b}'), "{shown:?}");
+}
+
+#[test]
+fn in_a_terminal_lines_fit_and_findings_have_marks_and_colours() {
+    for (columns, is_plain) in [(80_u16, false), (60, true), (200, false)] {
+        let terminal = Terminal::open(columns, 40);
+        let mut command = command();
+        command.arg("report").arg(ddp()).env("LC_ALL", "C.UTF-8").env_remove("NO_COLOR");
+        if is_plain {
+            command.env("NO_COLOR", "1");
+        }
+        let status = terminal.attach_errors(&mut command).status().expect("it runs");
+        drop(command);
+        assert!(status.success());
+        let shown = terminal.close();
+        assert_eq!(shown.contains("\x1b[33m▲ warning\x1b[0m allocator_thrash"), !is_plain, "{shown}");
+        assert!(shown.contains("▲ warning"), "{shown}");
+        let plain = ["\x1b[33m", "\x1b[36m", "\x1b[1;31m", "\x1b[0m", "\r\x1b[K", "\r"]
+            .iter()
+            .fold(shown, |text, code| text.replace(code, ""));
+        let widest = plain.lines().map(|line| line.chars().count()).max();
+        assert!(widest.is_some_and(|widest| widest <= columns.into()), "{widest:?} of {columns}: {plain}");
+        // No cell is lost: the step of each highest peak, wherever its column is.
+        assert_eq!(plain.matches("140.21 GiB").count(), 4, "{plain}");
+    }
 }

@@ -2,11 +2,11 @@
 
 use crate::daemon::{Daemon, command, wide};
 use crate::process::eventually;
+use crate::terminal::Terminal;
 use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::process::{Output, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long something may take on a busy machine.
@@ -72,19 +72,6 @@ fn what_cannot_be_shown_is_an_error_that_names_it() {
     assert_eq!((output.status.code(), error.contains("--once")), (Some(2), true), "{error}");
 }
 
-/// A terminal of 100 columns and 30 rows: the end that a person sits at, and the program's end.
-fn terminal() -> (File, OwnedFd) {
-    let (mut person, mut program) = (-1, -1);
-    let mut size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: both numbers and the size outlive the call; there is no name and no settings to be written.
-    let done = unsafe {
-        libc::openpty(&raw mut person, &raw mut program, std::ptr::null_mut(), std::ptr::null_mut(), &raw mut size)
-    };
-    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: both were just opened, and nothing else has them.
-    unsafe { (File::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
-}
-
 /// Whether a terminal shows what is typed: not while keys are read one by one.
 fn echoes(terminal: &File) -> bool {
     // SAFETY: a structure of plain numbers, of which every bit pattern is a value, filled by the call.
@@ -97,41 +84,28 @@ fn echoes(terminal: &File) -> bool {
 #[test]
 fn in_a_terminal_it_fills_the_screen_takes_keys_and_leaves_the_terminal_as_it_was() {
     for end in [&b"q"[..], b"\x03"] {
-        let (mut person, program) = terminal();
-        let other = |fd: &OwnedFd| Stdio::from(fd.try_clone().expect("one more"));
+        let mut terminal = Terminal::open(100, 30);
         let mut command = command();
         command.args(["top", "--source", "sim:demo"]).env("LC_ALL", "C.UTF-8").env_remove("NO_COLOR");
-        command.stdin(other(&program)).stdout(other(&program)).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("it starts");
+        let mut child = terminal.attach(&mut command).stderr(Stdio::piped()).spawn().expect("it starts");
         // It has the program's end too, which must be closed for the other end to be.
         drop(command);
-        assert!(echoes(&person));
-        let shown = Arc::new(Mutex::new(String::new()));
-        let reader = {
-            let (shown, mut person) = (Arc::clone(&shown), person.try_clone().expect("one more"));
-            std::thread::spawn(move || {
-                let mut bytes = [0; 4096];
-                while let Ok(count @ 1..) = person.read(&mut bytes) {
-                    shown.lock().expect("whole").push_str(&String::from_utf8_lossy(&bytes[..count]));
-                }
-            })
-        };
-        let has = |what: &str| shown.lock().expect("whole").contains(what).then_some(());
-        eventually(WITHIN, "the other screen has a picture", || has("q quit").and(has("\x1b[?1049h")));
-        assert!(!echoes(&person), "keys come one by one");
-        assert!(has("\x1b[32m").is_some(), "it has colours");
-        person.write_all(b"h").expect("a key");
-        eventually(WITHIN, "help", || has("page up, page down"));
-        person.write_all(b"s").expect("a key");
-        person.write_all(end).expect("a key");
+        assert!(echoes(&terminal.person));
+        eventually(WITHIN, "the other screen has a picture", || {
+            terminal.has("q quit").and(terminal.has("\x1b[?1049h"))
+        });
+        assert!(!echoes(&terminal.person), "keys come one by one");
+        assert!(terminal.has("\x1b[32m").is_some(), "it has colours");
+        terminal.person.write_all(b"h").expect("a key");
+        eventually(WITHIN, "help", || terminal.has("page up, page down"));
+        terminal.person.write_all(b"s").expect("a key");
+        terminal.person.write_all(end).expect("a key");
         let status = child.wait().expect("it ends");
         assert!(status.success(), "{status}");
-        eventually(WITHIN, "the first screen is back", || has("\x1b[?25h\x1b[?1049l"));
-        assert!(echoes(&person), "the terminal is as it was");
-        let lines = shown.lock().expect("whole").split("\x1b[H").nth(1).map_or(0, |picture| picture.lines().count());
+        eventually(WITHIN, "the first screen is back", || terminal.has("\x1b[?25h\x1b[?1049l"));
+        assert!(echoes(&terminal.person), "the terminal is as it was");
+        let shown = terminal.close();
+        let lines = shown.split("\x1b[H").nth(1).map_or(0, |picture| picture.lines().count());
         assert_eq!(lines, 30, "a picture has as many lines as the terminal");
-        drop(program);
-        drop(person);
-        reader.join().expect("it ends with the terminal");
     }
 }

@@ -1,6 +1,7 @@
 //! A framework's own allocator in a report: the peak, who held memory then, what was reserved for nothing, and failures.
 
 use super::model::{Gpu, Report};
+use super::printed::Printed;
 use super::table::{Table, size, size_if};
 use highwater_engine::recording::{Allocator, Bands, Failure, Moment, Place, printable};
 use serde_json::{Value, json};
@@ -49,7 +50,7 @@ pub(super) fn why(failure: &Failure) -> Option<String> {
 }
 
 /// Writes a paragraph about one GPU.
-pub(super) fn write(report: &Report, gpu: &Gpu, of: &Allocator, out: &mut String) -> fmt::Result {
+pub(super) fn write(report: &Report, gpu: &Gpu, of: &Allocator, out: &mut Printed) -> fmt::Result {
     let Allocator { peak, events, .. } = of;
     let when = when(report, peak);
     writeln!(
@@ -82,7 +83,7 @@ pub(super) fn write(report: &Report, gpu: &Gpu, of: &Allocator, out: &mut String
         if more > 0 {
             table.push([size(more), String::new(), "others".to_owned()]);
         }
-        write!(out, "{table}")?;
+        out.table(table);
     }
     for failure in of.failures.iter().take(MOST_LISTED) {
         let at = self::when(report, &failure.at);

@@ -1,12 +1,15 @@
 //! Several recordings side by side: each measure of each, its difference from the first, and a verdict.
 
+use super::by_phase::{self, ComparedPhase};
 use super::model::Report;
+use super::printed::Printed;
 use super::spans::Spans;
 use super::table::{Table, milliseconds, seconds, size};
 use highwater_core::wire::Kind;
-use highwater_engine::recording::Times;
+use highwater_engine::recording::{Times, printable};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 /// What recordings are compared by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,8 +123,10 @@ const COMPARED: [Measure; 4] = [Measure::Peak, Measure::Mean, Measure::Duration,
 /// Several recordings, each beside the first.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The recordings, in the order in which they were given.
+    /// The recordings with memory, in the order in which they were given.
     pub recordings: Vec<Compared>,
+    /// The phases of recordings with steps.
+    pub phases: Vec<ComparedPhase>,
     /// What follows, in sentences.
     pub verdict: Vec<String>,
 }
@@ -130,19 +135,27 @@ pub struct Comparison {
 const SAME_RATIO: f64 = 0.005;
 
 impl Comparison {
-    /// Compares recordings that have memory with the first of them; `None` if there is only one.
+    /// Compares recordings that have memory, and those that have steps, with the first of them; `None` if there is only one of each.
     #[must_use]
     pub fn of(reports: &[Report]) -> Option<Self> {
+        let phases = by_phase::compare(reports);
         let reports: Vec<&Report> = reports.iter().filter(|report| !report.gpus.is_empty()).collect();
-        let [first, _, ..] = *reports.as_slice() else { return None };
-        let beside = |measure: Measure, report: &Report| Difference::new(measure.of(report), measure.of(first));
+        let first = match *reports.as_slice() {
+            [first, _, ..] => Some(first),
+            _ if phases.is_empty() => return None,
+            _ => None,
+        };
+        let beside = |measure: Measure, report: &Report| {
+            Difference::new(measure.of(report), first.and_then(|first| measure.of(first)))
+        };
         let compared = |report: &Report| Compared {
             name: report.name.clone(),
             by_name: COMPARED.map(|measure| (measure.name(), beside(measure, report))).into(),
         };
-        let recordings: Vec<Compared> = reports.into_iter().map(compared).collect();
+        let recordings: Vec<Compared> = first.map_or_else(Vec::new, |_| reports.into_iter().map(compared).collect());
         let verdict = [Measure::Peak, Measure::Step].into_iter().filter_map(|measure| verdict(measure, &recordings));
-        Some(Self { verdict: verdict.collect(), recordings })
+        let verdict = verdict.chain(by_phase::verdict(&phases)).collect();
+        Some(Self { verdict, recordings, phases })
     }
 }
 
@@ -177,8 +190,10 @@ fn verdict(measure: Measure, recordings: &[Compared]) -> Option<String> {
     ))
 }
 
-impl std::fmt::Display for Comparison {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Comparison {
+    /// Each recording beside the first, and what that means.
+    #[must_use]
+    pub fn printed(&self) -> Printed {
         let mut table = Table::new(["recording", "peak", "", "mean", "", "duration", "", "mean step", ""]);
         for compared in &self.recordings {
             let mut row = vec![compared.name.clone()];
@@ -190,7 +205,14 @@ impl std::fmt::Display for Comparison {
             }
             table.push(row);
         }
-        write!(f, "{table}")?;
-        self.verdict.iter().try_for_each(|sentence| writeln!(f, "{sentence}"))
+        let mut out = Printed::default();
+        if !self.recordings.is_empty() {
+            out.table(table);
+        }
+        by_phase::print(&self.phases, &mut out);
+        for sentence in &self.verdict {
+            let _ = writeln!(out, "{}", printable(sentence));
+        }
+        out
     }
 }

@@ -80,7 +80,7 @@ pub(super) fn gpu(gpu: &Gpu, begin_ns: i64, allocator: fn(&Allocator, i64) -> Va
         "known_ns": usage.known_ns,
         "unknown_ns": usage.gap_ns,
         "changes": usage.curve.changes(),
-        "at_peak": usage.peak.and_then(|(_, at_ns)| gpu.breakdown.at(at_ns)).map(parts),
+        "at_peak": gpu.breakdown.at_peak().map(parts),
         "allocations": gpu.allocations,
         "largest": largest.collect::<Vec<_>>(),
         "allocator": gpu.allocator.as_ref().map(|of| allocator(of, begin_ns)),

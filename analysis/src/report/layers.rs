@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_one_by_one_is_in_the_totals_and_no_profile_goes_without() {
-        let mut layers = Layers::new(Room { points: 0, spans: 0, records: 7 });
+        let mut layers = Layers::new(Room { records: 7, ..Room::of(1) });
         layers.divide([21, 21, 1]);
         for (rank, count) in [(0, 20), (1, 20), (2, 0)] {
             let mut profile = Profile::new("j".to_owned(), rank, Some(9), 4);

@@ -3,6 +3,7 @@
 //! Enters: the lines, in their order. Leaves: for each rank, its peak and the lines before and after it, the memory at each
 //! phase, and whether that grew.
 
+use super::printed::Printed;
 use super::table::{Table, size, size_if};
 use crate::import::ort_memory::Statistics;
 use serde::Serialize;
@@ -239,11 +240,12 @@ impl Logged {
 }
 
 /// Writes what the log shows of one rank.
-pub(super) fn write(logged: &Logged, out: &mut String) -> fmt::Result {
+pub(super) fn write(logged: &Logged, out: &mut Printed) -> fmt::Result {
     logged.sentences().iter().try_for_each(|said| writeln!(out, "{}", highwater_engine::recording::printable(said)))?;
     let mut table = Table::new(HEADER);
     logged.phases.iter().for_each(|phase| table.push(cells(phase)));
-    write!(out, "{table}")
+    out.table(table);
+    Ok(())
 }
 
 /// The columns of the table of phases.
@@ -334,7 +336,7 @@ mod tests {
             The most allocated was 420.00 MiB, between pre_backward and post_backward of step 3; the most reserved was 518.00 MiB.
             At pre_forward, 108.00 MiB were allocated in step 8, 6.00 MiB more than in step 2.
             The model has 50.00 MiB of parameters, at most 40.00 MiB of gradients, and 1.00 MiB of buffers.
-        "#]].assert_eq(&summary(&report).lines().take(7).map(|line| format!("{line}\n")).collect::<String>());
+        "#]].assert_eq(&summary(&report).to_string().lines().take(7).map(|line| format!("{line}\n")).collect::<String>());
         let phases: Vec<_> = report.logged[0].phases.iter().map(|phase| phase.name.as_str()).collect();
         assert_eq!(phases, ["pre_forward", "post_forward", "pre_backward", "post_backward"]);
         assert_eq!(report.logged[0].phases[0].outside, Some(Highest { bytes: 400 << 20, step: 0 }));

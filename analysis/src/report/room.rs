@@ -10,6 +10,8 @@ pub struct Room {
     pub(super) spans: usize,
     /// Records of layers in profiled steps. With ten to twenty bytes each.
     pub(super) records: usize,
+    /// Whether durations are kept to be compared with those of other recordings.
+    pub(super) samples: bool,
 }
 
 /// The most points of one GPU.
@@ -20,7 +22,12 @@ impl Room {
     #[must_use]
     pub fn of(recordings: usize) -> Self {
         let recordings = recordings.max(1);
-        Self { points: 280_000 / recordings, spans: 60_000 / recordings, records: 30_000 / recordings }
+        Self {
+            points: 280_000 / recordings,
+            spans: 60_000 / recordings,
+            records: 30_000 / recordings,
+            samples: recordings > 1,
+        }
     }
 
     /// How many points each of `gpus` GPUs may have.

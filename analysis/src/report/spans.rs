@@ -1,5 +1,6 @@
 //! Steps, phases and layers: a table of all of them, and the longest of them one by one.
 
+use highwater_core::thinned::Thinned;
 use highwater_core::wire::Kind;
 use std::collections::BTreeMap;
 
@@ -54,6 +55,8 @@ pub struct Row {
     pub count: u64,
     /// Time in all of them, nanoseconds.
     pub total_ns: i64,
+    /// How long some of them took, evenly over all.
+    pub sample: Sample,
     /// The longest.
     pub longest: Span,
     /// The one with the highest peak; `None` if the memory of none is known.
@@ -69,6 +72,25 @@ impl Row {
     }
 }
 
+/// Durations that are kept of one row.
+const MOST_DURATIONS: usize = 256;
+
+/// Durations of some spans, evenly over all, microseconds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sample(Thinned<u32, MOST_DURATIONS>);
+
+impl Sample {
+    fn push(&mut self, duration_ns: i64) {
+        let us = duration_ns.max(0) / 1_000;
+        self.0.push(u32::try_from(us).unwrap_or(u32::MAX));
+    }
+
+    /// The durations, nanoseconds: to the microsecond, and at most 71 minutes.
+    pub fn durations_ns(&self) -> impl Iterator<Item = i64> + '_ {
+        self.0.values().iter().map(|us| i64::from(*us) * 1_000)
+    }
+}
+
 /// The spans of all ranks: totals by rank and name of all, and the longest one by one.
 #[derive(Debug, Clone, Default)]
 pub struct Spans {
@@ -80,6 +102,8 @@ pub struct Spans {
     most: usize,
     /// Spans that cover one of these times are dropped last.
     keep: Vec<i64>,
+    /// Whether rows have no samples of durations.
+    has_no_samples: bool,
 }
 
 /// The most rows of all ranks together. Spans of further names are not in any row; they are only counted as left out.
@@ -90,6 +114,12 @@ impl Spans {
     #[must_use]
     pub fn new(most: usize, keep: Vec<i64>) -> Self {
         Self { most, keep, ..Self::default() }
+    }
+
+    /// Whether durations are kept, to be compared with other recordings: they take up to a KiB a row.
+    #[must_use]
+    pub fn sampled(self, is_sampled: bool) -> Self {
+        Self { has_no_samples: !is_sampled, ..self }
     }
 
     /// Counts spans that were lost before they could be added.
@@ -114,6 +144,9 @@ impl Spans {
         }
         of.count += 1;
         of.total_ns = of.total_ns.saturating_add(span.duration_ns());
+        if of.kind != Kind::Layer && !self.has_no_samples {
+            of.sample.push(span.duration_ns());
+        }
         self.spans.push(span);
         if self.spans.len() >= 2 * self.most {
             self.thin();
@@ -195,7 +228,8 @@ impl Spans {
         let row = self.rows.len();
         let none = Span { rank, row, step: None, begin_ns: 0, end_ns: 0, peak_bytes: None };
         let (kind, name_of) = (ended.kind, ended.name.clone());
-        self.rows.push(Row { rank, kind, name: name_of, count: 0, total_ns: 0, longest: none, highest: None });
+        let (sample, highest) = (Sample::default(), None);
+        self.rows.push(Row { rank, kind, name: name_of, count: 0, total_ns: 0, sample, longest: none, highest });
         self.by_name.entry((ended.job.clone(), ended.rank)).or_default().insert(name, row);
         Some(row)
     }

@@ -2,6 +2,7 @@
 
 use super::layers::Profile;
 use super::model::Report;
+use super::printed::Printed;
 use super::spans::Span;
 use super::table::{Table, milliseconds, size, size_if};
 use super::{advised, allocator, logged, trace};
@@ -13,16 +14,16 @@ use std::fmt::{self, Write as _};
 
 /// What a recording shows: its peak, a table of GPUs, one of phases, and the findings.
 #[must_use]
-pub fn summary(report: &Report) -> String {
-    let mut text = String::new();
+pub fn summary(report: &Report) -> Printed {
+    let mut text = Printed::default();
     let _ = write_summary(report, &mut text);
     text
 }
 
 /// How long the ranks of several traces waited for each other, or why that is not known.
 #[must_use]
-pub fn comparison_of_ranks(ranks: &Result<Ranks, RanksError>) -> String {
-    let mut text = String::new();
+pub fn comparison_of_ranks(ranks: &Result<Ranks, RanksError>) -> Printed {
+    let mut text = Printed::default();
     let _ = match ranks {
         Ok(ranks) => trace::write_ranks(ranks, &mut text),
         Err(problem) => writeln!(text, "The traces are not compared as ranks of one job: {problem}"),
@@ -30,7 +31,7 @@ pub fn comparison_of_ranks(ranks: &Result<Ranks, RanksError>) -> String {
     text
 }
 
-fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
+fn write_summary(report: &Report, out: &mut Printed) -> fmt::Result {
     if let Some(notice) = report.origin.notice() {
         writeln!(out, "{}", printable(&notice))?;
     }
@@ -38,7 +39,7 @@ fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
         writeln!(out, "{}", printable(&headline))?;
     }
     if !report.gpus.is_empty() {
-        write!(out, "{}", gpus(report))?;
+        out.table(gpus(report));
     }
     for gpu in &report.gpus {
         gpu.allocator.iter().try_for_each(|of| allocator::write(report, gpu, of, out))?;
@@ -47,10 +48,11 @@ fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
     if let Some(traced) = &report.trace {
         trace::write_trace(&traced.analysis, out)?;
     } else if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {
-        write!(out, "{}", phases(report))?;
+        out.table(phases(report));
     }
     if !report.layers.profiles.is_empty() {
-        write!(out, "{}{}", profiles(report), top_layers(report))?;
+        out.table(profiles(report));
+        out.table(top_layers(report));
     }
     for found in report.found() {
         let end = found.end_ns.map_or_else(|| "the end".to_owned(), |end_ns| report.time(end_ns - report.begin_ns));
@@ -77,9 +79,14 @@ fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
     Ok(())
 }
 
-/// The peak in one sentence: where, when, how full, and what ran then. `None` if no memory is known.
+/// What stands above all else: the peak in one sentence, or what the GPUs of a profiler's trace did. `None` if neither is known.
 #[must_use]
 pub(super) fn headline(report: &Report) -> Option<String> {
+    peak(report).or_else(|| trace::headline(&report.trace.as_ref()?.analysis))
+}
+
+/// The peak: where, when, how full, and what ran then.
+fn peak(report: &Report) -> Option<String> {
     let (gpu, bytes, at_ns) = report.peak()?;
     let at = match report.origin.times {
         Times::Readings => format!("at {}", report.time(at_ns - report.begin_ns)),
@@ -132,7 +139,8 @@ fn gpus(report: &Report) -> Table {
 }
 
 fn phases(report: &Report) -> Table {
-    let mut table = Table::new(["job", "rank", "phase", "count", "mean", "longest", "in step", "peak", "in step"]);
+    let mut table =
+        Table::new(["job", "rank", "phase", "count", "mean", "longest", "in step", "peak", "in step"]).keys(3);
     // There may be hundreds of layers; the page and JSON have them.
     for row in report.spans.rows().iter().filter(|row| row.kind != Kind::Layer) {
         let (job, rank) = report.spans.rank(row.rank);
@@ -166,7 +174,8 @@ fn profiles(report: &Report) -> Table {
         "allocated",
         "reserved",
         "missing",
-    ]);
+    ])
+    .keys(2);
     for profile in &report.layers.profiles {
         let totals = &profile.totals;
         table.push([
@@ -187,7 +196,7 @@ fn profiles(report: &Report) -> Table {
 
 /// The layers with the most activations of each job, of the rank in which all layers have the most.
 fn top_layers(report: &Report) -> Table {
-    let mut table = Table::new(["job", "rank", "layer", "activations", "parameters"]);
+    let mut table = Table::new(["job", "rank", "layer", "activations", "parameters"]).keys(3);
     let mut largest: BTreeMap<&str, &Profile> = BTreeMap::new();
     for profile in &report.layers.profiles {
         let known = largest.entry(&profile.job).or_insert(profile);

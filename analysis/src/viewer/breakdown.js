@@ -53,13 +53,3 @@ function heldAtFailure(points, at, usable) {
     ...usable ? [["free, or not attributed", gib(all - known), share(all - known)]] : []];
   return [bar, table("Who held the memory when the allocation failed: the fullest of the last two seconds", ["memory", "bytes", "of what is usable"], rows)];
 }
-
-// What was asked for, and what would have fitted, in sentences; evidence is that of the finding.
-function askedFor({ requested_bytes: asked, free_bytes: free, reserved_unallocated_bytes: kept, held_by_others_bytes: others }) {
-  const said = [];
-  if (asked !== undefined) said.push(`${gib(asked)} were asked for${free === undefined ? "." : `, and ${gib(free)} were free on the GPU.`}`);
-  else if (free !== undefined) said.push(`${gib(free)} were free on the GPU.`);
-  if (free !== undefined && kept !== undefined) said.push(`At most ${gib(Math.max(free, 0))} in a new segment would have fitted, or up to ${gib(free + kept)} if what the allocator kept were in one piece (expandable segments).`);
-  if (free !== undefined && others !== undefined) said.push(`Without the other processes on the GPU it would have been ${gib(free + others)}.`);
-  return said.join(" ");
-}

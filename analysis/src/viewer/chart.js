@@ -3,7 +3,8 @@
 // the keys do. paint.js draws it. Knows nothing of where its data come from.
 
 const AXIS = 84, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, RIGHT = 12;
-const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_FOUND = 3;
+// Curves that are spoken of, in all that is said and near the pointer; lanes; findings.
+const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_NEAR = 6, MOST_LANES_SAID = 8, MOST_FOUND = 3;
 
 // The text of a finding as of a time.
 function saidAt({ text, last }, seconds) { return last && seconds >= last.at ? last.text : text; }
@@ -216,8 +217,8 @@ class Chart {
     return { ...one.curve.extremes(at - bucket / 2, at + Math.max(width, bucket / 2)), bucket };
   }
 
-  // What is there at a time: the time, the highest series, and each lane's spans, outermost first.
-  at(seconds, most = MOST_TIP, width = 0) {
+  // What each shown series has at a time: [bytes, text].
+  values(seconds, width) {
     const values = [];
     for (const one of this.series) {
       if (!one.shown) continue;
@@ -227,19 +228,26 @@ class Chart {
         : found.least === found.most ? gib(found.most) : `${gib(found.least)} to ${gib(found.most)}${within}`;
       values.push([found.most, `${one.name}: ${value}`]);
     }
+    return values;
+  }
+
+  // What the GPU of a series did around a time; null if nothing is known.
+  worked(one, seconds, width) {
+    const at = seconds - one.shift, half = Math.max(width, this.pixel()) / 2, means = one.activity.mean(at - half, at + half), text = means && worked(means);
+    return text ? `${one.name}: ${text}` : null;
+  }
+
+  // What is there at a time: the time, the highest series, and the first lanes' spans, outermost first.
+  at(seconds, most = MOST_TIP, width = 0) {
+    const values = this.values(seconds, width);
     if (values.length > most) values.sort((a, b) => b[0] - a[0]);
     const texts = [this.axis.moment(seconds), ...values.slice(0, most).map(([, text]) => text)];
     if (values.length > most) texts.push(`and ${values.length - most} more`);
-    const strips = this.strips(), half = Math.max(width, this.pixel()) / 2;
-    for (const one of strips.length > MOST_SPOKEN ? [] : strips) {
-      const at = seconds - one.shift, means = one.activity.mean(at - half, at + half);
-      const text = means && worked(means);
-      if (text) texts.push(`${one.name}: ${text}`);
-    }
-    for (const lane of this.lanes) {
-      const inside = lane.at(seconds);
-      if (inside.length) texts.push(`${lane.name}: ${inside.map((span) => lane.text(span)).join(", ")}`);
-    }
+    const strips = this.strips();
+    texts.push(...(strips.length > MOST_SPOKEN ? [] : strips).map((one) => this.worked(one, seconds, width)).filter((text) => text !== null));
+    const inside = this.lanes.map((lane) => [lane, lane.at(seconds)]).filter(([, spans]) => spans.length);
+    texts.push(...inside.slice(0, MOST_LANES_SAID).map(([lane, spans]) => `${lane.name}: ${spans.map((span) => lane.text(span)).join(", ")}`));
+    if (inside.length > MOST_LANES_SAID) texts.push(`and ${inside.length - MOST_LANES_SAID} further ranks in the chart`);
     const found = this.findings.filter(({ from, to }) => from <= seconds + width && seconds <= to);
     texts.push(...found.slice(0, MOST_FOUND).map((one) => saidAt(one, seconds)));
     return texts;
@@ -249,26 +257,35 @@ class Chart {
     this.pointer = Math.max(AXIS, Math.min(x, AXIS + this.width));
     this.pointerY = y;
     const seconds = this.time(this.pointer);
-    let texts = this.at(seconds, MOST_TIP, this.pixel());
+    let texts = this.under(seconds, y);
     if (this.selection) {
       const [one, other] = this.selection.map((at) => this.time(at)).sort((a, b) => a - b);
       texts = [`${duration(other - one)} selected`, ...this.inView(one, other).map(({ text }) => text)];
     }
-    const lane = this.laneAt(y);
-    if (lane && !this.selection) {
-      texts = [texts[0], lane.name, ...lane.at(seconds).map((span) => lane.text(span))];
-    } else {
-      const allocation = this.allocationAt(seconds, y);
-      if (allocation) texts.push(allocation);
-    }
+    const isBelow = y > this.floor();
     this.tip.replaceChildren(...texts.map((text) => element("div", {}, text)));
     this.tip.hidden = false;
     const right = this.pointer > this.canvas.clientWidth / 2;
     this.tip.style.left = right ? "" : `${this.pointer + 14}px`;
     this.tip.style.right = right ? `${this.canvas.clientWidth - this.pointer + 14}px` : "";
-    // Over a lane, the tooltip is beside the pointer, as the top of the plot may be out of sight.
-    this.tip.style.top = lane ? `${y + 14}px` : "8px";
+    // Below the plot, the tooltip is beside the pointer, as the top of the plot may be out of sight.
+    this.tip.style.top = isBelow ? `${y + 14}px` : "8px";
     this.painter.cursor();
+  }
+
+  // What is under the pointer: of a lane its spans, of a strip what the GPU did, and in the plot the curves nearest to it, the band, and
+  // what was reported then.
+  under(seconds, y) {
+    const time = this.axis.moment(seconds), lane = this.laneAt(y);
+    if (lane) return [time, lane.name, ...lane.at(seconds).map((span) => lane.text(span))];
+    const strip = this.strips().find((_, nth) => y >= this.stripTop(nth) && y < this.stripTop(nth + 1));
+    if (strip) return [time, this.worked(strip, seconds, this.pixel()) ?? `${strip.name}: not known`];
+    const values = this.values(seconds, this.pixel()), far = ([bytes]) => bytes === -Infinity ? 1e9 : Math.abs(this.y(bytes) - y);
+    const near = values.length > MOST_NEAR ? new Set([...values].sort((a, b) => far(a) - far(b)).slice(0, MOST_NEAR)) : new Set(values);
+    const left = values.length - near.size, band = this.allocationAt(seconds, y);
+    const found = this.findings.filter(({ from, to }) => from <= seconds + this.pixel() && seconds <= to);
+    return [time, ...values.filter((one) => near.has(one)).map(([, text]) => text), ...left ? [`and ${left} further from the pointer`] : [], ...band ? [band] : [],
+      ...found.slice(0, MOST_FOUND).map((one) => saidAt(one, seconds))];
   }
 
   // The lowest and highest of each shown series within an interval.

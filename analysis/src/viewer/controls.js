@@ -8,6 +8,8 @@ const HELP = "Keys work while the chart or its buttons have the focus. Arrow key
 const MOST_LISTED = 16;
 // Rows of the chart's tables.
 const MOST_ROWS = 100;
+// How often the tables are made anew while the view moves, milliseconds.
+const TABLES_MS = 1000;
 // Names in the legend of phases.
 const MOST_PHASES = 24;
 
@@ -19,13 +21,19 @@ function chartRegion(options, more = [], help = "") {
   const tools = element("div", { class: "tools" }), legend = element("ul", { class: "legend" }), tables = element("div");
   const phases = element("ul", { class: "legend phases", "aria-label": "Colours of phases" });
   const step = element("div"), close = () => step.replaceChildren();
+  let isListed = false, listing = null;
+  // The tables follow the view, once a second: a screen reader could not read what changes with each frame.
+  const fillTables = () => {
+    if (!isListed || listing !== null) return;
+    listing = setTimeout(() => { listing = null; if (isListed && !chart.ended) tables.replaceChildren(...chartTables(chart)); }, TABLES_MS);
+  };
   const region = element("div", { class: "chart" }, tools, place, readout, note, step, legend, phases, tables,
     element("p", { class: "unseen", id: "help" }, HELP + help));
   const chart = new Chart(place, { ...options,
     say: (text) => { readout.textContent = text; },
-    phases: (names) => drawPhases(phases, names),
+    phases: (names) => { drawPhases(phases, names); fillTables(); },
     inspect: (lane, seconds) => {
-      const ranks = options.ranks?.() ?? chart.lanes, found = stepOn(ranks, ranks.find(({ key }) => key === lane.key) ?? lane, seconds);
+      const ranks = options.ranks?.() ?? chart.lanes, chosen = ranks.find(({ key }) => key === lane.key), found = chosen ? stepOn(ranks, chosen, seconds) : null;
       if (!found) { chart.say("There is no step that has ended."); close(); return; }
       // A finding's text begins with its kind.
       const reported = chart.findings.filter(({ from, to }) => from <= found.to && found.from <= to).map(({ text }) => text.split(/[,:]/)[0]);
@@ -51,13 +59,17 @@ function chartRegion(options, more = [], help = "") {
       chart.draw();
       chart.say(chart.fit ? "The memory axis fits what is shown." : "The memory axis begins at 0.");
     }],
-    ["t", "Table", () => tables.replaceChildren(...chartTables(chart))],
+    ["t", "Table", () => {
+      isListed = !isListed;
+      buttons.get("t").setAttribute("aria-pressed", String(isListed));
+      tables.replaceChildren(...isListed ? chartTables(chart) : []);
+    }],
     ...more.map(([key, name, act]) => [key, name, () => act(chart)]),
   ];
   const buttons = new Map(actions.map(([key, name, act]) =>
     [key, element("button", { onclick: act, "aria-keyshortcuts": key }, `${name} `, element("kbd", { "aria-hidden": "true" }, key))]));
   tools.append(...buttons.values());
-  buttons.get("f").setAttribute("aria-pressed", "false");
+  for (const key of ["f", "t"]) buttons.get(key).setAttribute("aria-pressed", "false");
   listenToKeys(region, chart, actions);
   drawLegend(legend, chart);
   return { region, chart, legend, buttons };
@@ -141,7 +153,7 @@ function chartTables(chart) {
     chart.axis.moment(lane.begin[span] + lane.shift), duration(lane.end[span] - lane.begin[span]), gib(lane.peak[span])]);
   const part = duration((to - from) / count), left = spans.length - rows.length;
   return [
-    table(`Memory, lowest and highest in every ${part}`, ["from", ...shown.flatMap((one) => [`${one.name} lowest`, "highest"])], parts),
+    table(`Memory, lowest and highest in every ${part}${chart.axis.day ? `, on ${chart.axis.day(from)}` : ""}`, ["from", ...shown.flatMap((one) => [`${one.name} lowest`, "highest"])], parts),
     table(`Steps and phases in view${left > 0 ? `: the first ${MOST_ROWS} of ${spans.length}` : ""}`, ["name", "rank", "began at", "duration", "peak"], rows, 2),
   ].filter((made) => made !== null);
 }

@@ -42,5 +42,5 @@ function clock(originMs) {
     return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}${part}`;
   };
   return { moment: (seconds) => text(seconds, 6), tick: (seconds, digits) => text(seconds, digits),
-    after: (seconds) => `at ${text(seconds, 3)}`, isClock: true };
+    after: (seconds) => `at ${text(seconds, 3)}`, day: (seconds) => new Date(originMs + seconds * 1e3).toLocaleDateString("sv"), isClock: true };
 }

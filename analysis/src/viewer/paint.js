@@ -1,7 +1,10 @@
 "use strict";
-// Draws a chart on its canvas. Each column of pixels shows the least and the most of its time, so that no reading is
-// lost at any zoom.
+// Draws a chart on its canvas. Each column of pixels shows the least and the most of its time, or with a minute in view or more of the time
+// around it, so that no reading is lost at any zoom.
 
+// From how much time in view on a curve is drawn as its highest and its lowest, seconds: steps of less than a second would be a solid block.
+// The view has so many parts, and each shows the extremes of itself and two on either side.
+const ENVELOPE_FROM = 60, ENVELOPE_PARTS = 240, ENVELOPE_BESIDE = 2;
 const HUES = [205, 25, 140, 280, 345, 180, 50, 240, 95, 310];
 // The color of the band of an allocation, or of a place that holds memory.
 const bandColor = (nth) => `hsl(${HUES[nth % HUES.length]} 55% ${nth < HUES.length ? 55 : 72}%)`;
@@ -25,7 +28,7 @@ class Painter {
     pen.clip();
     const step = 1 / ratio, shown = chart.series.filter((one) => one.shown);
     shown.forEach((one) => this.gaps(one, step));
-    shown.forEach((one) => this.curve(one, step));
+    for (const one of shown) if (this.isEnvelope(one)) this.envelope(one); else this.curve(one, step);
     shown.forEach((one) => this.marks(one));
     chart.strips().forEach((one, nth) => this.work(one, chart.stripTop(nth), chart.stripHeight() - 4));
     this.lanes();
@@ -41,9 +44,10 @@ class Painter {
   limits(shown) {
     const { chart } = this, [from, to] = chart.view, pixel = chart.pixel();
     const bucket = (one) => one.curve.bucketAt((from + to) / 2 - one.shift);
-    const thinned = shown.filter((one) => bucket(one) > pixel);
-    chart.note(thinned.length ? `Between the points of ${thinned.length === 1 ? thinned[0].name : "some curves"} only extremes are known: `
-      + `the page has the lowest and highest of every ${duration(Math.max(...thinned.map(bucket)))}.` : "");
+    const thinned = shown.filter((one) => bucket(one) > pixel), isEnvelope = shown.some((one) => this.isEnvelope(one));
+    const drawn = (to - from) / ENVELOPE_PARTS * (2 * ENVELOPE_BESIDE + 1);
+    chart.note((isEnvelope ? `Curves are the highest and the lowest of ${duration(drawn)} around each time; a narrower view has each reading. ` : "") + (thinned.length ? `Between the points of ${thinned.length === 1 ? thinned[0].name : "some curves"} only extremes are known: `
+      + `the page has the lowest and highest of every ${duration(Math.max(...thinned.map(bucket)))}.` : ""));
   }
 
   axes() {
@@ -52,7 +56,7 @@ class Painter {
     pen.textBaseline = "middle";
     pen.textAlign = "right";
     if (chart.tall()) byteAxis(pen, this.color, range, 8, range[1], width, (bytes) => chart.y(bytes));
-    chart.strips().forEach((one, nth) => pen.fillText(`${one.name} work`, AXIS - 6, chart.stripTop(nth + 0.5) - 2, AXIS - 8));
+    chart.strips().forEach((one, nth) => pen.fillText(`${one.short ?? one.name} work`, AXIS - 6, chart.stripTop(nth + 0.5) - 2, AXIS - 8));
     let top = chart.lanesTop();
     for (const lane of chart.lanes) {
       pen.fillText(lane.short, AXIS - 6, top + lane.height / 2 - 1, AXIS - 8);
@@ -83,6 +87,33 @@ class Painter {
       if (end < drawn && right - left <= least) continue;
       pen.fillRect(left, chart.floor() + 1, right - left, STRIP - 1);
       drawn = right;
+    }
+  }
+
+  isEnvelope(one) { return this.chart.view[1] - this.chart.view[0] >= ENVELOPE_FROM && !this.chart.hasBands(one); }
+
+  // The highest and the lowest as lines with a band between them. The parts lie at fixed times, so that nothing shimmers while the view moves.
+  envelope(one) {
+    const { chart, pen } = this, { curve } = one, long = (chart.view[1] - chart.view[0]) / ENVELOPE_PARTS;
+    const first = Math.floor((chart.view[0] - one.shift) / long) - ENVELOPE_BESIDE, parts = [];
+    for (let nth = 0; nth < ENVELOPE_PARTS + 2 * ENVELOPE_BESIDE + 2; nth++) {
+      // What is out of view counts no more than in the axis that fits the view.
+      const from = Math.max((first + nth) * long, chart.view[0] - one.shift), to = Math.min((first + nth + 1) * long, chart.view[1] - one.shift);
+      parts.push(to <= from || from > curve.end || to <= curve.begin ? { least: Infinity, most: -Infinity } : curve.extremes(from, to));
+    }
+    const color = this.color(one.color);
+    for (let nth = ENVELOPE_BESIDE; nth < parts.length - ENVELOPE_BESIDE; nth++) {
+      // What is not known stays a gap.
+      if (parts[nth].most === -Infinity) continue;
+      const around = parts.slice(nth - ENVELOPE_BESIDE, nth + ENVELOPE_BESIDE + 1);
+      const top = chart.y(Math.max(...around.map(({ most }) => most))), bottom = chart.y(Math.min(...around.map(({ least }) => least)));
+      const left = chart.x((first + nth) * long + one.shift), wide = chart.x((first + nth + 1) * long + one.shift) - left;
+      pen.fillStyle = color;
+      pen.globalAlpha = 0.18;
+      pen.fillRect(left, top, wide, bottom - top);
+      pen.globalAlpha = 1;
+      pen.fillRect(left, top - 1, wide, 2);
+      if (bottom - top > 2) pen.fillRect(left, bottom - 0.5, wide, 1);
     }
   }
 

@@ -28,13 +28,15 @@ function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-// A value of a step beside those of the others: { value, usual, by, isLonger }. `step` is how long a step usually takes.
+// A value of a step beside those of the others: { value, usual, by, isLonger, isShorter }. `step` is how long a step usually takes.
 function besideOthers(value, others, step) {
   const usual = others.length < FEWEST_STEPS ? NaN : median(others), deviation = median(others.map((one) => Math.abs(one - usual))), by = value - usual;
-  return { value, usual, by, isLonger: by > LEAST_SHARE * step && by > DEVIATIONS * deviation };
+  const isOther = Math.abs(by) > LEAST_SHARE * step && Math.abs(by) > DEVIATIONS * deviation;
+  return { value, usual, by, isLonger: isOther && by > 0, isShorter: isOther && by < 0 };
 }
 
-// A step on all ranks of its job. ranks: { job, rank, shift, spans }; `chosen` is one of them, and `seconds` a time of the chart. null if it
+// A step on all ranks of its job. ranks: { job, rank, shift, spans, isThinned }, the last where the page
+// left out the shortest spans; `chosen` is one of them, and `seconds` a time of the chart. null if it
 // is in no step then.
 function stepOn(ranks, chosen, seconds) {
   const within = (steps, at) => steps.find(({ begin, end }) => begin <= at && at < end);
@@ -48,7 +50,9 @@ function stepOn(ranks, chosen, seconds) {
       : steps.filter(({ number }) => number === clicked.number).sort((a, b) => far(a) - far(b))[0];
     if (!own) return [];
     const others = steps.filter((one) => one !== own), lengths = others.map(({ begin, end }) => end - begin), usually = median(lengths);
-    const phases = new Map([...own.phases].map(([name, time]) => [name, besideOthers(time, others.map((one) => one.phases.get(name) ?? 0), usually)]));
+    // A step without a phase has none of it, unless the page left the shortest out: then those count that have it.
+    const times = (name) => others.filter(({ phases }) => phases.has(name) || !rank.isThinned).map((one) => one.phases.get(name) ?? 0);
+    const phases = new Map([...own.phases].map(([name, time]) => [name, besideOthers(time, times(name), usually)]));
     return [{ rank, count: others.length, whole: besideOthers(own.end - own.begin, lengths, usually), peak: { value: own.peak, usual: median(others.map(({ peak }) => peak)) }, phases }];
   });
   return { number: clicked.number, job: chosen.job, jobName: chosen.jobName, from: clicked.begin + chosen.shift, to: clicked.end + chosen.shift, chosen, ranks: found };
@@ -59,7 +63,8 @@ function stepSaid(found) {
   const { chosen, ranks } = found, own = ranks.find(({ rank }) => rank === chosen);
   const { value, usual, by, isLonger } = own.whole, took = `${stepName(found)} took ${duration(value)} on rank ${chosen.rank}`;
   if (Number.isNaN(usual)) return `${took}. There are too few others to compare it with.`;
-  const beside = isLonger ? `${duration(by)} longer than the median of ${own.count} others` : `as long as usual (median ${duration(usual)})`;
+  const of = `the median of ${own.count} others${chosen.isThinned ? " that the page has" : ""}`;
+  const beside = isLonger ? `${duration(by)} longer than ${of}` : own.whole.isShorter ? `${duration(-by)} less than ${of}` : `within what is usual: ${of} is ${duration(usual)}`;
   const longer = ranks.flatMap(({ rank, phases }) => [...phases].filter(([, one]) => one.isLonger).map(([name, { by: more }]) => ({ name, rank: rank.rank, by: more })))
     .sort((a, b) => b.by - a.by);
   const text = (some) => some.slice(0, MOST_NAMED).map(({ name, rank, by: more }) => `${name} of rank ${rank} by ${duration(more)}`).join(", ")
@@ -68,7 +73,8 @@ function stepSaid(found) {
   const said = [`${took}, ${beside}.`];
   if (works.length) said.push(`Longer than usual: ${text(works)}.`);
   if (waits.length) said.push(`${works.length ? "Longer in communication, which waits for the latest" : "Longer only in communication"}: ${text(waits)}.`);
-  if (isLonger && !longer.length) said.push("No phase of it is longer: the time lies between phases.");
+  const excess = [...own.phases.values()].reduce((sum, one) => sum + Math.max(one.by, 0), 0);
+  if (isLonger && !longer.length && own.phases.size) said.push(excess < by / 2 ? "Most of that time lies between its phases." : "Several phases are each a little longer.");
   return said.join(" ");
 }
 

@@ -9,9 +9,10 @@ use super::steps::Step;
 use super::view::View;
 use crate::clock::SECOND_NS;
 use crate::phases::RankKey;
+use crate::thinned::Thinned;
 use std::collections::BTreeMap;
 
-/// Values of a run that are kept. Beyond it every other one is dropped.
+/// Values of a run that are kept.
 const MOST_VALUES: usize = 64;
 /// And that must be known.
 const FEWEST_VALUES: usize = 8;
@@ -32,14 +33,9 @@ struct Known {
     full_outside: Option<(i64, u64)>,
 }
 
-/// Values over a whole run, thinned.
+/// Values over a whole run.
 #[derive(Debug, Default)]
-struct Values {
-    kept: Vec<u64>,
-    /// Values from one that is kept to the next, as a power of two, and since the last.
-    every: u32,
-    since: u64,
-}
+struct Values(Thinned<u64, MOST_VALUES>);
 
 /// More than usual on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,25 +112,11 @@ impl Excess {
 
 impl Values {
     fn push(&mut self, value: Option<u64>) {
-        let Some(value) = value else { return };
-        self.since += 1;
-        if self.since < 1 << self.every {
-            return;
-        }
-        self.since = 0;
-        if self.kept.len() >= MOST_VALUES {
-            let mut nth = 0;
-            self.kept.retain(|_| {
-                nth += 1;
-                nth % 2 == 1
-            });
-            self.every += 1;
-        }
-        self.kept.push(value);
+        value.into_iter().for_each(|value| self.0.push(value));
     }
 
     fn excess(&self, holder: Holder, bytes: Option<u64>) -> Option<Excess> {
-        let mut sorted = self.kept.clone();
+        let mut sorted = self.0.values().to_vec();
         sorted.sort_unstable();
         let usual_bytes = *sorted.get(sorted.len() / 2).filter(|_| sorted.len() >= FEWEST_VALUES)?;
         Some(Excess { holder, bytes: bytes?, usual_bytes })

@@ -67,13 +67,13 @@ pub struct Ended {
     pub waiting: Option<Reservation>,
 }
 
-/// What the allocator of a rank with one GPU has, bytes.
+/// What the allocator of a rank has, bytes.
 #[derive(Debug, Clone)]
 pub struct RankMemory {
     /// Which rank of which job.
     pub key: (JobId, u32),
-    /// Position of its GPU.
-    pub gpu: usize,
+    /// Position of its GPU, or of one of them; `None` while none is known.
+    pub gpu: Option<usize>,
     /// Its process, where known.
     pub pid: Option<u32>,
     /// When its first event arrived, nanoseconds of the timeline.
@@ -381,8 +381,9 @@ impl Jobs {
         self.left.exited += closed.exited;
         self.layer_records_dropped += closed.records_dropped;
         let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
-        for open in closed.cut.into_iter().filter(|open| open.begin_ns <= end_ns) {
-            if account.may_hold(Resource::Pending, 1).is_ok() {
+        for mut open in closed.cut.into_iter().filter(|open| open.begin_ns <= end_ns) {
+            if account.may_hold(Resource::Pending, 1).is_ok() && account.may_hold(Resource::Bytes, OPEN_BYTES).is_ok() {
+                open.held = Some(account.hold(Resource::Bytes, OPEN_BYTES));
                 let (job, gpus, waiting) = (job.clone(), gpus.clone(), Some(account.hold(Resource::Pending, 1)));
                 self.pending.push_back(Ended { job, rank, open, end_ns, is_cut: true, memory, gpus, pid, waiting });
             }
@@ -485,19 +486,27 @@ impl Jobs {
             .collect()
     }
 
-    /// What the allocators of ranks with one GPU had at most since this was last called.
+    /// What the allocators of ranks had at most since this was last called, of each of their GPUs. Which GPU the counters of a rank with
+    /// several are of is not known.
     pub fn memory_of_ranks(&mut self) -> Vec<RankMemory> {
-        let ranks = self
+        let mut all = Vec::new();
+        for (id, number, rank) in self
             .jobs
             .iter_mut()
-            .flat_map(|(id, job)| job.ranks.iter_mut().map(move |(number, rank)| (id, number, rank)));
-        let one = |(id, number, rank): (&JobId, &u32, &mut Rank)| {
-            let [gpu] = *rank.gpus.as_deref()? else { return None };
+            .flat_map(|(id, job)| job.ranks.iter_mut().map(move |(number, rank)| (id, number, rank)))
+        {
             let Memory { allocated, reserved, .. } = rank.take_most();
-            let (key, pid, since_ns) = ((id.clone(), *number), rank.pid, rank.since_ns);
-            Some(RankMemory { key, gpu, pid, since_ns, allocated, reserved })
-        };
-        ranks.filter_map(one).collect()
+            let gpus = rank.gpus.as_deref().unwrap_or_default();
+            let [allocated, reserved] = [allocated, reserved].map(|bytes| bytes.filter(|_| gpus.len() == 1));
+            let (pid, since_ns) = (rank.pid, rank.since_ns);
+            let of =
+                |gpu: Option<usize>| RankMemory { key: (id.clone(), *number), gpu, pid, since_ns, allocated, reserved };
+            if gpus.is_empty() && rank.exited_ns.is_none() {
+                all.push(of(None));
+            }
+            all.extend(gpus.iter().map(|gpu| of(Some(*gpu))));
+        }
+        all
     }
 
     /// Removes and returns those that ended at or before `known_ns`, until which memory is known; at most `most`.

@@ -66,6 +66,8 @@ pub struct Rank {
     pub memory: Memory,
     /// The most that its allocator had allocated and reserved since that was last read.
     most: Memory,
+    /// The process that sent them.
+    memory_pid: Option<u32>,
     /// The time of the last event that had them.
     memory_ns: i64,
     /// What is open, in the order of its begin.
@@ -142,6 +144,7 @@ impl Rank {
             steps: 0,
             memory: Memory::default(),
             most: Memory::default(),
+            memory_pid: None,
             memory_ns: i64::MIN,
             open: Vec::new(),
             oom: None,
@@ -157,8 +160,10 @@ impl Rank {
     }
 
     /// The most that its allocator had allocated and reserved since this was last called; what it last said if it has said nothing since.
+    /// Nothing where another process sent it than the one that speaks for the rank now.
     pub(super) fn take_most(&mut self) -> Memory {
-        merge(self.memory, std::mem::take(&mut self.most))
+        let most = std::mem::take(&mut self.most);
+        if self.memory_pid == self.pid { merge(self.memory, most) } else { Memory::default() }
     }
 
     /// The account of its owner.
@@ -298,6 +303,7 @@ impl Rank {
         if event.pid.is_some() && self.pid.is_some() && event.pid != self.pid {
             // The job was started anew, perhaps elsewhere; or another process of the rank speaks.
             self.gpus = None;
+            self.most = Memory::default();
         }
         self.pid = event.pid.or(self.pid);
         if makes_holder(event) {
@@ -318,6 +324,7 @@ impl Rank {
             let is_newest = event.at_ns >= self.memory_ns;
             self.memory = if is_newest { merge(self.memory, memory) } else { merge(memory, self.memory) };
             self.memory_ns = self.memory_ns.max(event.at_ns);
+            self.memory_pid = event.pid.or(self.pid);
             self.most.allocated = self.most.allocated.max(memory.allocated);
             self.most.reserved = self.most.reserved.max(memory.reserved);
         }
@@ -389,18 +396,22 @@ impl Rank {
     fn exit(&mut self, now_ns: i64) -> Closed {
         self.exited_ns = Some(now_ns);
         (self.search, self.sender_ids, self.holder) = (Box::default(), CountedSenders::default(), None);
+        self.most = Memory::default();
         let (cut, exited) = (self.cut(), self.open.len() as u64);
         self.open.clear();
         Closed { exited, cut, gpus: self.gpus.take(), ..Closed::default() }
     }
 
-    /// The phases that are open, without their reservations. Their series stay with the rank.
+    /// The phases that are open, with their names and begins alone. Their series stay with the rank.
     fn cut(&mut self) -> Vec<Open> {
         let mut cut = Vec::new();
         for phase in self.open.iter_mut().filter(|open| open.kind == Kind::Phase) {
             let series = phase.series.take();
             self.series.entry(Arc::clone(&phase.name)).or_insert(series);
-            cut.push(Open { held: None, ..phase.clone() });
+            let (name, by) = (Arc::clone(&phase.name), phase.by);
+            let (memory, attributes, held, series) = (None, None, None, None);
+            let (kind, step, begin_ns) = (phase.kind, phase.step, phase.begin_ns);
+            cut.push(Open { kind, name, step, begin_ns, memory, attributes, by, held, series });
         }
         cut
     }

@@ -103,9 +103,11 @@ impl Join {
         }
         self.attribute_ended(ledger, now_ns);
         let second = now_ns.div_euclid(SECOND_NS);
-        if self.holders_s.swap(second, Ordering::Relaxed) != second {
-            // What is read now is of the second that has ended.
-            holders::read(ledger, &self.gpus, (second - 1) * SECOND_NS);
+        let last = self.holders_s.swap(second, Ordering::Relaxed);
+        if last != second {
+            // What is read now is of the time since the last one, which usually is the second that has ended.
+            let since = if last == i64::MIN { second - 1 } else { last.min(second) };
+            holders::read(ledger, &self.gpus, since * SECOND_NS);
         }
         ledger.expire(now_ns);
     }

@@ -138,7 +138,7 @@ impl Log {
     }
 
     /// Adds a step, phase or layer that has ended: to its rank's statistics, its shelf and, except for layers, the
-    /// trail. Of a phase that ended only with its rank, the statistics take the memory, and nothing else is kept.
+    /// trail. Of a phase that was open when its rank ended or an allocation failed, the statistics take the memory, and nothing else is kept.
     pub fn record(&mut self, attributed: Attributed) {
         let ended = &attributed.ended;
         let stats = self.ranks.entry((ended.job.clone(), ended.rank)).or_default();

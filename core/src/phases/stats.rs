@@ -146,7 +146,7 @@ impl RankStats {
         true
     }
 
-    /// Adds a phase in which the rank ended, such as one that ran out of memory.
+    /// Adds a phase that was open when the rank ended or an allocation of it failed.
     pub(super) fn record_cut(&mut self, attributed: &Attributed) {
         let (open, end_ns) = (&attributed.ended.open, attributed.ended.end_ns);
         let stats = self.phases.entry(Arc::clone(&open.name)).or_insert_with(PhaseStats::new);
@@ -249,7 +249,7 @@ impl LayerStats {
 pub struct PhaseStats {
     /// Durations, by the job's own times.
     pub durations: Durations,
-    /// Highest memory inside the last one that ended, also of one that ended with its rank, bytes, over its GPUs.
+    /// Highest memory inside the last one that ended, or that was open when its rank ended or an allocation failed, bytes, over its GPUs.
     pub peak_bytes: Option<u64>,
     /// Memory at its end less memory at its begin, bytes; of one that ended by itself.
     pub growth_bytes: Option<i64>,

@@ -67,8 +67,8 @@ impl Top {
         if self.json {
             return Ok(terminal::print_line(serde_json::to_string_pretty(&answers)?)?);
         }
-        let columns = if is_terminal { screen::size().0 } else { frame::WIDTH_WITHOUT_TERMINAL };
-        let paint = Paint { has_color: is_terminal && screen::wants_color(), is_unicode: screen::is_unicode() };
+        let columns = if is_terminal { terminal::size().0 } else { frame::WIDTH_WITHOUT_TERMINAL };
+        let paint = Paint { has_color: is_terminal && terminal::wants_color(), is_unicode: terminal::is_unicode() };
         let now = Now::of(answers)?;
         let view = Viewport { columns, rows: usize::MAX, ..Viewport::default() };
         let frame = Frame::new(&now, &view, source.about());
@@ -79,7 +79,7 @@ impl Top {
     async fn show(&self, source: &Source) -> anyhow::Result<()> {
         // From now on signals are waited for, because they must leave the terminal as it was.
         let (mut signals, mut screen) = (Signals::listen()?, Screen::take()?);
-        let paint = Paint { has_color: screen::wants_color(), is_unicode: screen::is_unicode() };
+        let paint = Paint { has_color: terminal::wants_color(), is_unicode: terminal::is_unicode() };
         let mut view = Viewport { interval: self.interval.clamp(SHORTEST, LONGEST), ..Viewport::default() };
         let mut shown: Option<Now> = None;
         let mut fault = None;
@@ -98,7 +98,7 @@ impl Top {
             }
             let next = tokio::time::Instant::now() + view.interval;
             loop {
-                (view.columns, view.rows) = screen::size();
+                (view.columns, view.rows) = terminal::size();
                 view.fault.clone_from(&fault);
                 let frame = Frame::new(shown.as_ref().unwrap_or(&Now::default()), &view, source.about());
                 screen.draw(&frame.text(paint))?;

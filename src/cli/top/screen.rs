@@ -1,14 +1,12 @@
-//! The terminal: its size and colours, raw mode, and keys.
+//! The terminal while `top` shows a picture in it: raw mode, and keys.
 //!
 //! Invariant: the terminal is as it was when a [`Screen`] is dropped.
 
 use anyhow::Context as _;
-use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 use std::io::{self, Read as _, Write as _};
 use tokio::sync::mpsc;
 
-/// Columns and rows where the terminal does not say.
-const USUAL: (usize, usize) = (80, 24);
 /// The other screen of the terminal, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
@@ -90,24 +88,6 @@ impl Drop for Screen {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
         }
     }
-}
-
-/// Columns and rows of the terminal.
-pub(super) fn size() -> (usize, usize) {
-    let known = tcgetwinsize(io::stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
-    known.map_or(USUAL, |size| (size.ws_col.into(), size.ws_row.into()))
-}
-
-/// Whether colours are wanted: <https://no-color.org>.
-pub(super) fn wants_color() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|asked| asked.is_empty())
-}
-
-/// Whether the terminal shows UTF-8, by the environment's locale.
-pub(super) fn is_unicode() -> bool {
-    let set = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).unwrap_or_default().to_lowercase();
-    locale.contains("utf-8") || locale.contains("utf8")
 }
 
 fn read_keys(pressed: &mpsc::Sender<KeyPress>) {

@@ -261,7 +261,7 @@ class Live {
 
   // All that the page has of the ranks of this page, also of those that are not in the chart.
   wholeRanks() {
-    return this.feed.ranks.list().filter(this.scope.ranks).map((rank) => ({ ...rank.whose, shift: 0, spans: rank.between(-Infinity, Infinity).columns }));
+    return this.feed.ranks.list().filter(this.scope.ranks).map((rank) => ({ ...rank.whose, shift: 0, isThinned: Boolean(this.feed.ranks.past?.leftOut), spans: rank.between(-Infinity, Infinity).columns }));
   }
 
   // Requests the memory that the view lacks, one request for each GPU at a time.

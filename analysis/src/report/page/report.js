@@ -18,6 +18,17 @@ function shiftOf(recording, step) {
   return null;
 }
 
+// The first step that all recordings of several have; null if there is none.
+function commonStep(recordings) {
+  const all = recordings.map(({ columns, rows, spans }) => {
+    const steps = new Set();
+    for (let i = 0; i < spans; i++) if (rows[columns.row[i]].kind === "step" && !Number.isNaN(columns.step[i])) steps.add(columns.step[i]);
+    return steps;
+  });
+  const common = all.length > 1 ? [...all[0]].filter((step) => all.every((steps) => steps.has(step))) : [];
+  return common.length ? common.reduce((least, step) => Math.min(least, step)) : null;
+}
+
 // Gives every recording `shift`, by how much it is moved in the chart, and `is_aligned`. Recordings that ran at the same time
 // stay together, also where one of them is aligned with a step.
 function placeAll(report) {
@@ -34,6 +45,8 @@ function placeAll(report) {
       recording.shift += by;
     }
   };
+  // Versions of one run that did not run at the same time are compared from the first step that all of them have.
+  if (report.align_step === null && together.length < 2) report.align_step = commonStep(report.recordings);
   if (report.align_step === null) return;
   move(together);
   for (const recording of report.recordings) if (!together.includes(recording)) move([recording]);
@@ -46,13 +59,13 @@ const MOST_LANES = 64;
 function seriesOf(report) {
   const series = [], several = report.recordings.length > 1;
   const count = report.recordings.reduce((sum, recording) => sum + recording.gpus.length, 0);
-  for (const recording of report.recordings) {
+  for (const [nth, recording] of report.recordings.entries()) {
     const most = Math.max(...recording.gpus.map((gpu) => gpu.peak_bytes ?? -1));
     for (const gpu of recording.gpus) {
       const name = several ? `${recording.name}, GPU ${gpu.index}` : `GPU ${gpu.index}`;
       gpu.curve = new Curve(gpu.times, gpu.used, Math.max(seconds(recording.duration_ns), 1e-6),
         gpu.bucket_ns === null ? 0 : seconds(gpu.bucket_ns));
-      series.push({ name, color: `--c${series.length % 8}`, curve: gpu.curve, activity: gpu.activity, shift: recording.shift, capacity: gpu.usable_bytes,
+      series.push({ name, short: several ? `${nth + 1}: GPU ${gpu.index}` : name, color: `--c${series.length % 8}`, curve: gpu.curve, activity: gpu.activity, shift: recording.shift, capacity: gpu.usable_bytes,
         peak: gpu.peak_bytes === null ? null : [gpu.peak_bytes, seconds(gpu.peak_after_ns)],
         namesPeak: count <= 8 && (several || gpu.peak_bytes === most || count <= 2), namesCapacity: false, shown: true,
         holders: holdersOf(gpu),
@@ -95,7 +108,7 @@ function lanesOf(report) {
       const short = `${several ? `${nth + 1}: ` : ""}${jobs ? `${job.slice(0, 7)} ` : "rank "}${rank}`;
       lanes.push(new Lane(`${several ? `${recording.name}, ` : ""}${job} rank ${rank}`, short, { begin: of(columns.begin),
         end: of(columns.end), step: of(columns.step), peak: of(columns.peak), of: spans.map((span) => rows[columns.row[span]]) },
-      { key: `${nth} ${position}`, job: `${nth} ${job}`, jobName: several ? `${job} in ${recording.name}` : job, rank }, recording.shift));
+      { key: `${nth} ${position}`, job: `${nth} ${job}`, jobName: several ? `${job} in ${recording.name}` : job, rank, isThinned: recording.left_out > 0 }, recording.shift));
     });
   });
   return lanes;
@@ -114,8 +127,15 @@ function about(report) {
     [at ? " · " : "", element("bdi", {}, part)])) : null,
     one?.note ? element("p", { class: "about" }, element("code", {}, one.note)) : null,
     one?.headline ? element("p", { class: "headline" }, one.headline) : null,
-    ...(report.comparison?.verdict ?? []).map((text) => element("p", { class: "headline" }, text))]
+    ...waitedFor(report), ...(report.comparison?.verdict ?? []).map((text) => element("p", { class: "headline" }, text))]
     .filter((made) => made !== null);
+}
+
+// For whom the ranks of several traces waited, as a headline.
+function waitedFor({ ranks }) {
+  if (!ranks || ranks.problem || ranks.most_waited_for === null) return [];
+  const own = ranks.ranks.find(({ rank }) => rank === ranks.most_waited_for), waiting = ranks.ranks.reduce((sum, { waiting_ns: ns }) => sum + (ns ?? 0), 0);
+  return [element("p", { class: "headline" }, `The others waited for rank ${own.rank} the longest: ${milliseconds(own.made_others_wait_ns)} of the ${milliseconds(waiting)} that ranks waited in collectives.`)];
 }
 
 function comparison(report) {
@@ -125,9 +145,28 @@ function comparison(report) {
   const time = (ns) => readings ? `${Math.round(ns / 1e6)} readings` : duration(ns / 1e9);
   const rows = report.comparison.recordings.map((one) => [one.name, ...beside(one.peak, gib), ...beside(one.mean, gib),
     ...beside(one.duration, time), ...beside(one.step, time)]);
-  const header = ["recording", "peak", "change", "mean", "change", "duration", "change", "mean step", "change"];
-  return [element("h2", {}, "Comparison"),
-    table("Each recording beside the first", header, rows)];
+  const memory = rows.length ? [element("h2", {}, "Comparison"), table("Each recording beside the first", ["recording", "peak", "change", "mean", "change", "duration", "change", "mean step", "change"], rows)] : [];
+  return [...memory, ...byPhase(report.comparison.phases)];
+}
+
+// Each phase's median beside the first recording's. The bar is the difference, and the line across its end the 95 % interval.
+function byPhase(phases) {
+  if (!phases.length) return [];
+  const far = phases.flatMap(({ recordings }) => recordings.flatMap(({ increase_95_ns: ends }) => ends ?? [0])).reduce((most, end) => Math.max(most, Math.abs(end)), 1);
+  const place = (ns) => 50 + ns / far * 50, sign = (ns) => `${ns < 0 ? "−" : "+"}${milliseconds(Math.abs(ns))}`;
+  const bar = ({ increase_ns: by, increase_95_ns: [low, high] }) => {
+    const part = (name, from, to) => {
+      const one = element("span", { class: name });
+      Object.assign(one.style, { left: `${Math.min(from, to)}%`, width: `${Math.abs(to - from)}%` });
+      return one;
+    };
+    return element("span", { class: "delta", "aria-hidden": "true" }, part("zero", 50, 50), part(low > 0 ? "more" : high < 0 ? "less" : "same", 50, place(by)), part("within", place(low), place(high)));
+  };
+  const rows = phases.flatMap(({ job, phase, recordings }) => recordings.map((one, nth) => [nth ? "" : job === null ? phase : `${phase} of ${job}`, one.name, one.count.toLocaleString("en"), milliseconds(one.median_ns),
+    one.increase_ns === null ? "" : sign(one.increase_ns), one.increase_95_ns === null ? "" : `${sign(one.increase_95_ns[0])} to ${sign(one.increase_95_ns[1])}`,
+    one.increase_95_ns === null ? "" : bar(one)]));
+  return [element("h2", {}, "Comparison by phase"), table("The median of each phase beside the first recording's, with the 95 % interval of the difference",
+    ["phase", "recording", "of", "median", "beside the first", "95 %", "less, or longer"], rows, 2)];
 }
 
 function findings(report, chart) {
@@ -197,7 +236,8 @@ function tables(report, chart) {
         jump(row.highest, row.highest === null ? "" : gib(row.highest.peak_bytes) + step(row.highest))].map((cell) =>
           typeof cell === "number" ? String(cell) : cell);
     });
-    if (rows.length) made.push(element("h2", {}, `Phases${of}`), table(`Steps, phases and layers${of}`,
+    // Of a profiler's trace, these are joined stretches, and what the GPUs did is above.
+    if (rows.length && !recording.trace) made.push(element("h2", {}, `Phases${of}`), table(`Steps, phases and layers${of}`,
       ["phase", "job", "rank", "count", "mean", "longest", "highest peak"], rows, 2));
     const steps = longestSteps(recording).map((span) => {
       const { begin, end, step, peak, row } = recording.columns, [job, rank] = recording.ranks[recording.rows[row[span]].rank];

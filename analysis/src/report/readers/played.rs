@@ -37,9 +37,11 @@ pub(super) fn open(format: FileFormat, path: &Path, room: Room, settings: &Setti
         gpus.get_mut(allocator.gpu).into_iter().for_each(|gpu| gpu.allocator = Some(allocator.clone()));
     }
     let Derived { spans, gpus_of, findings, layers, refused } = if replay.annotations().next().is_some() {
-        derived(&replay, settings, Spans::new(room.spans, peaks_of(&gpus)), Layers::new(room)).map_err(|error| {
-            OpenError { reason: "recording_unreadable", message: format!("{}: {error}", path.display()) }
-        })?
+        derived(&replay, settings, Spans::new(room.spans, peaks_of(&gpus)).sampled(room.samples), Layers::new(room))
+            .map_err(|error| OpenError {
+                reason: "recording_unreadable",
+                message: format!("{}: {error}", path.display()),
+            })?
     } else {
         Derived::default()
     };

@@ -38,13 +38,15 @@ pub fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         samples(&mut file, number, &mut gpu, (begin_ns, end_ns))?;
         gpu.usage.end(until_ns, end_ns);
         activity(&mut file, number, &mut gpu.activity, (begin_ns, end_ns))?;
+        gpu.breakdown = Breakdown::new((begin_ns, end_ns), gpu.usage.peak.map(|(_, at_ns)| at_ns));
         breakdown(&mut file, number, &mut gpu.breakdown, (begin_ns, end_ns))?;
+        gpu.breakdown.finish();
         gpus.push(gpu);
     }
     if gpus.iter().all(|gpu| gpu.usage.peak.is_none()) {
         return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
     }
-    let spans = spans(&mut file, (begin_ns, end_ns), Spans::new(room.spans, peaks_of(&gpus)))?;
+    let spans = spans(&mut file, (begin_ns, end_ns), Spans::new(room.spans, peaks_of(&gpus)).sampled(room.samples))?;
     let gpus_of = gpus_of(&mut file)?;
     let findings = findings(&mut file, &gpus, (begin_ns, end_ns))?;
     let layers = Layers::read(&mut file, room)?;

@@ -26,7 +26,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     let middle_ns = trace.ops.get(trace.ops.len() / 2).map_or(0, |op| op.begin_ns);
     let is_near = |at_ns: i64| !is_too_long(at_ns.min(middle_ns), at_ns.max(middle_ns));
     let rank = trace.rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(0);
-    let (mut spans, mut far) = (Spans::new(room.spans, Vec::new()), 0);
+    let (mut spans, mut far) = (Spans::new(room.spans, Vec::new()).sampled(false), 0);
     let (mut begin_ns, mut end_ns) = (i64::MAX, i64::MIN);
     let analysis = kineto::analyse_and_draw(&trace, |stretch| {
         if !is_near(stretch.begin_ns) || !is_near(stretch.end_ns) {

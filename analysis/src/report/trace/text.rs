@@ -1,18 +1,65 @@
 //! Traces of PyTorch's profiler: what the GPU did in each step, and how long ranks waited for each other.
 
 use crate::kineto::{Analysis, Kind, Ranks, Step};
+use crate::report::printed::Printed;
 use crate::report::table::{Table, size};
 use highwater_engine::recording::printable;
+use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 
+/// How busy the GPUs were, what they waited for most, and what collectives took, in two sentences.
+pub(in crate::report) fn headline(analysis: &Analysis) -> Option<String> {
+    let steps = &analysis.steps;
+    let sum = |of: fn(&Step) -> u64| steps.iter().map(of).fold(0, u64::saturating_add);
+    let (window_ns, busy_ns, idle_ns) =
+        (sum(|step| step.window_ns), sum(|step| step.busy_ns), sum(|step| step.idle_ns));
+    if window_ns == 0 {
+        return None;
+    }
+    let devices: BTreeSet<u32> = steps.iter().map(|step| step.device).collect();
+    let numbered: BTreeSet<u64> = steps.iter().filter_map(|step| step.step).collect();
+    let who = match devices.first() {
+        Some(device) if devices.len() == 1 => format!("GPU {device} was"),
+        _ => format!("{} GPUs were", devices.len()),
+    };
+    let of = match numbered.len() {
+        0 => String::new(),
+        1 => " in one step".to_owned(),
+        count => format!(" in {count} steps"),
+    };
+    let mut text = format!("{who} busy for {} of {}{of}", percent(busy_ns, window_ns), milliseconds(window_ns));
+    let causes = [
+        ("waits for data", sum(|step| step.idle.data_ns.unwrap_or(0))),
+        ("waits for the host", sum(|step| step.idle.host_ns.unwrap_or(0))),
+        ("waits with work queued", sum(|step| step.idle.other_ns.unwrap_or(0))),
+    ];
+    let (cause, caused_ns) = causes.into_iter().max_by_key(|(_, ns)| *ns)?;
+    // A small share of idle time explains nothing.
+    if idle_ns >= window_ns / 20 && caused_ns > 0 {
+        let _ = write!(text, "; {} of the {} idle were {cause}", milliseconds(caused_ns), milliseconds(idle_ns));
+    }
+    let (comm_ns, overlap_ns) = (sum(|step| step.communication_ns), sum(|step| step.overlap_ns));
+    if comm_ns > 0 {
+        let _ = write!(
+            text,
+            ". Collectives took {}, {} of it beside other kernels",
+            milliseconds(comm_ns),
+            percent(overlap_ns, comm_ns)
+        );
+    }
+    text.push('.');
+    Some(text)
+}
+
 /// The steps and collectives of a trace.
-pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut String) -> fmt::Result {
+pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut Printed) -> fmt::Result {
     if let Some(rank) = analysis.rank {
         let of = analysis.world_size.map_or_else(String::new, |size| format!(" of {size}"));
         writeln!(out, "Rank {rank}{of}.")?;
     }
     let mut table =
-        Table::new(["step", "GPU", "window", "busy", "idle", "data", "host", "other", "compute", "comm", "overlap"]);
+        Table::new(["step", "GPU", "window", "busy", "idle", "data", "host", "other", "compute", "comm", "overlap"])
+            .keys(2);
     for step in &analysis.steps {
         let idle = &step.idle;
         table.push([
@@ -29,7 +76,7 @@ pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut String) -> f
             step.overlap.map_or_else(|| "-".to_owned(), |overlap| format!("{:.0} %", overlap * 100.0)),
         ]);
     }
-    write!(out, "{table}")?;
+    out.table(table);
     write_collectives(&analysis.steps, out)?;
     if analysis.is_cut_short {
         writeln!(out, "The file ends in the middle: all numbers are of what comes before.")?;
@@ -45,8 +92,8 @@ pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut String) -> f
 }
 
 /// The collectives of all steps, by step and kind.
-fn write_collectives(steps: &[Step], out: &mut String) -> fmt::Result {
-    let mut table = Table::new(["step", "collective", "count", "time", "message", "bus bandwidth"]);
+fn write_collectives(steps: &[Step], out: &mut Printed) -> fmt::Result {
+    let mut table = Table::new(["step", "collective", "count", "time", "message", "bus bandwidth"]).keys(2);
     let mut is_empty = true;
     for (step, of) in steps.iter().flat_map(|step| step.collectives.iter().map(move |of| (step.step, of))) {
         is_empty = false;
@@ -59,11 +106,14 @@ fn write_collectives(steps: &[Step], out: &mut String) -> fmt::Result {
             bandwidth(of.bus_bytes_per_second),
         ]);
     }
-    if is_empty { Ok(()) } else { write!(out, "{table}") }
+    if !is_empty {
+        out.table(table);
+    }
+    Ok(())
 }
 
 /// How long ranks waited for each other.
-pub(in crate::report) fn write_ranks(ranks: &Ranks, out: &mut String) -> fmt::Result {
+pub(in crate::report) fn write_ranks(ranks: &Ranks, out: &mut Printed) -> fmt::Result {
     writeln!(out, "{} collectives of all ranks together", ranks.matched)?;
     let mut table =
         Table::new(["rank", "in collectives", "waiting for others", "transfer", "began last", "made others wait"]);
@@ -77,7 +127,7 @@ pub(in crate::report) fn write_ranks(ranks: &Ranks, out: &mut String) -> fmt::Re
             milliseconds_if(rank.made_others_wait_ns),
         ]);
     }
-    write!(out, "{table}")?;
+    out.table(table);
     for of in &ranks.kinds {
         let (kind, time) = (kind(&of.kind), milliseconds(of.transfer_ns));
         writeln!(out, "{kind}: {} in {time} of transfer, {} on the bus", of.count, bandwidth(of.bus_bytes_per_second))?;
