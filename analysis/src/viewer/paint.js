@@ -107,7 +107,8 @@ class Painter {
       if (parts[nth].most === -Infinity) continue;
       const around = parts.slice(nth - ENVELOPE_BESIDE, nth + ENVELOPE_BESIDE + 1);
       const top = chart.y(Math.max(...around.map(({ most }) => most))), bottom = chart.y(Math.min(...around.map(({ least }) => least)));
-      const left = chart.x((first + nth) * long + one.shift), wide = chart.x((first + nth + 1) * long + one.shift) - left;
+      // Whole pixels, so that parts beside each other have no seam.
+      const [left, right] = [nth, nth + 1].map((end) => Math.round(chart.x((first + end) * long + one.shift))), wide = right - left;
       pen.fillStyle = color;
       pen.globalAlpha = 0.18;
       pen.fillRect(left, top, wide, bottom - top);

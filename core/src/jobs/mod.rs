@@ -486,7 +486,7 @@ impl Jobs {
             .collect()
     }
 
-    /// What the allocators of ranks had at most since this was last called, of each of their GPUs. Which GPU the counters of a rank with
+    /// What the allocators of ranks had at most since this was last called, of each of their GPUs, and without a GPU where none is known. Which GPU the counters of a rank with
     /// several are of is not known.
     pub fn memory_of_ranks(&mut self) -> Vec<RankMemory> {
         let mut all = Vec::new();
@@ -501,7 +501,8 @@ impl Jobs {
             let (pid, since_ns) = (rank.pid, rank.since_ns);
             let of =
                 |gpu: Option<usize>| RankMemory { key: (id.clone(), *number), gpu, pid, since_ns, allocated, reserved };
-            if gpus.is_empty() && rank.exited_ns.is_none() {
+            // Of one that has just ended too: the driver's last list may still have its process.
+            if gpus.is_empty() {
                 all.push(of(None));
             }
             all.extend(gpus.iter().map(|gpu| of(Some(*gpu))));

@@ -21,6 +21,8 @@ fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_said() {
         "both have its GPU"
     );
     assert!(rank(&jobs).has_series("b"), "its peak has a place");
+    let memory: Vec<_> = jobs.memory_of_ranks().into_iter().map(|rank| (rank.gpu, rank.pid)).collect();
+    assert_eq!(memory, [(None, Some(7))], "its process is still known as a rank's");
     drop(ended);
     assert_eq!(account.holds(Resource::Pending), 0);
     // An end for what was given up is refused; another begin makes the rank go on.
