@@ -147,18 +147,6 @@ impl<'a> Builder<'a> {
             self.wrapped("shutdown temperature", "nvmlDeviceGetTemperatureThreshold(SHUTDOWN)", Slow, No, |gpu| {
                 gpu.temperature_threshold(TemperatureThreshold::Shutdown).map(u64::from)
             }),
-            self.raw("NVLink counters, both ways", "nvmlDeviceGetFieldValues(138,139)", Slow, Dear("KiB"), move || {
-                sum(nvml.raw.nvlink_counters(handle)?)
-            }),
-            self.raw("NVLink errors", "nvmlDeviceGetFieldValues(161,162,163)", Slow, Dear("errors"), move || {
-                sum(nvml.raw.nvlink_errors(handle)?)
-            }),
-            self.raw("NVLinks that are up", "nvmlDeviceGetNvLinkState", Slow, No, move || {
-                nvml.raw.nvlinks(handle).map(|links| links.counts().0.into())
-            }),
-            self.raw("NVLink fabric, state", "nvmlDeviceGetGpuFabricInfo", Slow, No, move || {
-                nvml.raw.fabric(handle).map(|fabric| fabric.state.into())
-            }),
         ];
         all.extend(self.nvlinks());
         all.extend(self.health());

@@ -38,6 +38,11 @@ fn probe_reports_every_call_as_json() {
         let list = report[list].as_array().cloned().unwrap_or_default();
         list.into_iter().find(|entry| entry["name"] == name).unwrap_or_else(|| panic!("there is no {name}"))
     };
+    // Each call is listed, and made, once.
+    let calls: Vec<&str> =
+        report["calls"].as_array().expect("a list").iter().filter_map(|call| call["name"].as_str()).collect();
+    let distinct: std::collections::BTreeSet<_> = calls.iter().collect();
+    assert_eq!(calls.len(), distinct.len(), "{calls:?}");
     let memory = named("calls", "memory used");
     assert_eq!((memory["made_in"].as_str(), memory["status"].as_str()), (Some("fast"), Some("ok")));
     assert!(memory["p50_us"].as_f64() <= memory["p99_us"].as_f64());
