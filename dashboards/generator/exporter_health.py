@@ -37,7 +37,6 @@ def dashboard():
 
 
 def _tiles():
-    seen = f"last_over_time(highwater_build_info{{{NODE}}}[$__range])"
     missed = f"{rate('highwater_sampler_ticks_missed_total', 'instance')} / {rate('highwater_sampler_ticks_due_total', 'instance')}"
     refused = f'sum(increase(highwater_annotations_total{{{NODE},outcome!="accepted"}}[$__range]))'
     return [

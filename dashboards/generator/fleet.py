@@ -45,7 +45,6 @@ def dashboard():
 
 
 def _tiles():
-    seen = f"last_over_time(highwater_build_info{{{NODE}}}[$__range])"
     active = f"highwater_finding_active{{{NODE},severity=\"%s\"}} == 1"
     throttled = f'max by (instance, gpu) (highwater_gpu_clocks_event_active{{{NODE},reason=~"hw_.+|sw_thermal_slowdown"}})'
     return [

@@ -137,8 +137,7 @@ fn init_log(default: LevelFilter) {
         terminal::print_error(format_args!("RUST_LOG: {error}; using the default, `{default}`"));
         None
     });
-    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|asked| !asked.is_empty());
-    let color = !is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let color = terminal::wants_color() && std::io::IsTerminal::is_terminal(&std::io::stderr());
     let lines = tracing_subscriber::fmt::layer().with_writer(|| terminal::Stderr).with_ansi(color).with_target(false);
     tracing_subscriber::registry()
         .with(lines)

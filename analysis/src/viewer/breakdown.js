@@ -17,11 +17,22 @@ function breakdownOf(points) {
     levels: points.map((point) => FROM_BELOW.map((nth) => point[nth + 1] ?? 0)), colors: parts.map(([, , color, alpha]) => [color, alpha]), isAlone: true, points };
 }
 
-// The name of a part beside its color.
-function partName([, name, color, alpha]) {
+// A name beside the color of its part.
+function colored(name, color, alpha) {
   const mark = swatch(`var(${color})`);
   mark.style.opacity = alpha;
   return element("span", {}, mark, ` ${name}`);
+}
+
+const partName = ([, name, color, alpha]) => colored(name, color, alpha);
+
+// Parts side by side: { title, color, alpha, share }. A screen reader has the table beside it.
+function partsBar(parts) {
+  return element("div", { class: "holders", "aria-hidden": "true" }, ...parts.map(({ title, color, alpha, share }) => {
+    const one = element("div", { title });
+    Object.assign(one.style, { flexGrow: String(share), background: `var(${color})`, opacity: String(alpha) });
+    return one;
+  }));
 }
 
 // The point in which the most was held within an interval; null if nothing is known of it.
@@ -40,14 +51,9 @@ function heldAtFailure(points, at, usable) {
   const point = fullest(points, at - HELD_BEFORE, at);
   if (!point) return [];
   const parts = MEMORY_PARTS.map((part, nth) => ({ part, bytes: point[nth + 1] })), known = parts.reduce((sum, { bytes }) => sum + (bytes ?? 0), 0);
-  const all = Math.max(usable ?? 0, known), segment = (title, color, alpha, bytes) => {
-    const one = element("div", { title: `${title}: ${gib(bytes)}` });
-    Object.assign(one.style, { flexGrow: String(bytes / all), background: `var(${color})`, opacity: String(alpha) });
-    return one;
-  };
-  // A screen reader has the table.
-  const bar = element("div", { class: "holders", "aria-hidden": "true" }, ...FROM_BELOW.map((nth) => parts[nth]).filter(({ bytes }) => bytes > 0)
-    .map(({ part: [, name, color, alpha], bytes }) => segment(name, color, alpha, bytes)), segment("neither", "--line", 0.45, all - known));
+  const all = Math.max(usable ?? 0, known), segment = (name, color, alpha, bytes) => ({ title: `${name}: ${gib(bytes)}`, color, alpha, share: bytes / all });
+  const bar = partsBar([...FROM_BELOW.map((nth) => parts[nth]).filter(({ bytes }) => bytes > 0).map(({ part: [, name, color, alpha], bytes }) => segment(name, color, alpha, bytes)),
+    segment("neither", "--line", 0.45, all - known)]);
   const share = (bytes) => usable && bytes !== null ? `${(bytes / usable * 100).toFixed(1)} %` : "not known";
   const rows = [...parts.map(({ part, bytes }) => [partName(part), gib(bytes), share(bytes)]),
     ...usable ? [["free, or not attributed", gib(all - known), share(all - known)]] : []];

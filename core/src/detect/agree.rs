@@ -6,7 +6,7 @@ pub(super) struct InARow {
     /// When the last reading was made.
     read_ns: Option<i64>,
     readings: u32,
-    /// When the first of those that agree was made.
+    /// The time of the first of these readings.
     begin_ns: i64,
 }
 

@@ -47,15 +47,8 @@ function holdersPart(feed, gpu) {
   if (!parts) return [title, element("p", {}, "Its memory is not known now.")];
   const total = parts.reduce((sum, { bytes }) => sum + bytes, 0);
   const text = ({ what, whose, bytes }) => `${what}${whose ? `, ${whose}` : ""}: ${gib(bytes)}`;
-  const dimmed = (one, { faint }) => { one.style.opacity = faint ? "0.45" : "1"; return one; };
-  const segment = (part) => {
-    const one = element("div", { title: text(part) });
-    one.style.flexGrow = String(part.bytes / total);
-    one.style.background = `var(${part.color})`;
-    return dimmed(one, part);
-  };
-  // A screen reader has the table.
-  const bar = element("div", { class: "holders", "aria-hidden": "true" }, ...parts.map(segment));
-  const rows = parts.map((part) => [element("span", {}, dimmed(swatch(`var(${part.color})`), part), ` ${part.what}`), part.whose, gib(part.bytes), ratio(part.bytes / gpu.usable)]);
+  const alpha = ({ faint }) => faint ? 0.45 : 1;
+  const bar = partsBar(parts.map((part) => ({ title: text(part), color: part.color, alpha: alpha(part), share: part.bytes / total })));
+  const rows = parts.map((part) => [colored(part.what, part.color, alpha(part)), part.whose, gib(part.bytes), ratio(part.bytes / gpu.usable)]);
   return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), element("p", { class: "note" }, HOLDERS_NOTE)];
 }
