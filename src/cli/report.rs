@@ -6,7 +6,8 @@ use anyhow::Context as _;
 use clap::Args;
 use highwater_analysis::kineto::{MOST_EVENTS, Ranks, RanksError};
 use highwater_analysis::report::{
-    Comparison, Condition, Printed, Report, Room, Traced, comparison_of_ranks, json, page, picture, ranks, summary,
+    Comparison, Condition, Printed, Report, Room, Traced, comparison_of_ranks, json, page, perfetto, picture, ranks,
+    summary,
 };
 use highwater_engine::files::read_at_most;
 use highwater_engine::offline;
@@ -36,6 +37,9 @@ pub(super) struct ReportCommand {
     /// Write a picture of the curves with their peaks. An existing file is replaced.
     #[arg(long, value_name = "FILE")]
     png: Option<PathBuf>,
+    /// Write a trace that Perfetto (ui.perfetto.dev) opens: memory, steps, phases, kernels, findings. An existing file is replaced.
+    #[arg(long, value_name = "FILE")]
+    perfetto: Option<PathBuf>,
     /// JSON on standard output instead of text.
     #[arg(long)]
     json: bool,
@@ -55,7 +59,7 @@ impl ReportCommand {
         if self.files.len() > MOST_FILES {
             return Err(Misuse(format!("{} files are more than {MOST_FILES}", self.files.len())).into());
         }
-        for (output, begin) in [(&self.output, PAGE), (&self.png, PNG)] {
+        for (output, begin) in [(&self.output, PAGE), (&self.png, PNG), (&self.perfetto, TRACE)] {
             output.iter().try_for_each(|output| may_be_replaced(output, begin))?;
         }
         let settings = offline::Settings::default();
@@ -90,6 +94,9 @@ impl ReportCommand {
             );
             let written = picture(&reports).map_err(anyhow::Error::from).and_then(|png_of| Ok(replace(png, &png_of)?));
             written.with_context(|| png.display().to_string())?;
+        }
+        if let Some(trace) = &self.perfetto {
+            replace(trace, perfetto(&reports).as_bytes()).with_context(|| trace.display().to_string())?;
         }
         if self.json {
             terminal::print_line(serde_json::to_string_pretty(&json(&reports, comparison.as_ref(), ranks.as_ref()))?)?;
@@ -144,9 +151,10 @@ fn distinguish(reports: &mut [Report], files: &[PathBuf]) {
     }
 }
 
-/// What a page and a picture begin with.
+/// What a page, a picture and a trace begin with.
 const PAGE: &[u8] = b"<!doctype html>";
 const PNG: &[u8] = b"\x89PNG";
+const TRACE: &[u8] = b"{\"traceEvents\":[";
 
 /// Refuses to replace a file that does not start with `begin`. In `run`, `-o` names the recording, so a user may pass one here.
 fn may_be_replaced(path: &Path, begin: &[u8]) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use highwater_analysis::viewer::{Document, Page};
 use serde_json::json;
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPTS: [&str; 10] = [
+const SCRIPTS: [&str; 11] = [
     include_str!("page/activity.js"),
     include_str!("page/breakdown.js"),
     include_str!("page/memory.js"),
@@ -21,6 +21,7 @@ const SCRIPTS: [&str; 10] = [
     include_str!("page/incidents.js"),
     include_str!("page/holders.js"),
     include_str!("page/profiles.js"),
+    include_str!("page/search.js"),
     include_str!("page/routes.js"),
 ];
 

@@ -67,7 +67,8 @@ fn the_chart_is_drawn_the_peak_is_one_key_away_and_a_phase_is_named_under_the_po
     // The middle of the lane of rank 0, at the peak.
     let place = browser.value(
         "(() => { const chart = highwaterChart, box = chart.canvas.getBoundingClientRect(), lane = chart.lanes[0];
-        return [box.left + chart.x(61.367), box.top + box.height - chart.lanesHeight() + lane.height - 14]; })()",
+        const { lanesTop } = chart.rows.find(({ lanes }) => lanes[0] === lane);
+        return [box.left + chart.x(61.367), box.top + lanesTop + lane.height - 14]; })()",
     );
     let at = |position: usize| place[position].as_f64().expect("a place");
     browser.point(at(0), at(1));
@@ -109,7 +110,7 @@ fn a_spike_of_one_reading_is_visible_at_every_zoom() {
         format!(
         "(() => {{ const chart = highwaterChart, pen = chart.canvas.getContext('2d'), color = chart.painter.color('--c0');
         const probe = document.createElement('canvas').getContext('2d'); probe.fillStyle = color; probe.fillRect(0, 0, 1, 1);
-        const wanted = probe.getImageData(0, 0, 1, 1).data, [top, bottom] = [40, 20].map((gib) => Math.round(chart.y(gib * 2 ** 30)));
+        const wanted = probe.getImageData(0, 0, 1, 1).data, [top, bottom] = [40, 20].map((gib) => Math.round(chart.y(chart.series[0], gib * 2 ** 30)));
         const x = Math.round(chart.x({spike_s})), near = pen.getImageData(x - 2, top - 2, 5, bottom - top).data;
         for (let i = 0; i < near.length; i += 4) if ([0, 1, 2].every((c) => Math.abs(near[i + c] - wanted[c]) < 40)) return true;
         return false; }})()"
@@ -267,7 +268,7 @@ fn phases_that_overlap_are_all_drawn() {
     let drawn =
         "[...highwaterChart.lanes[0].begin].map((begin, at) => { const chart = highwaterChart, lane = chart.lanes[0];
         const x = chart.x((begin + lane.end[at]) / 2 + 0.03), level = lane.levels[lane.level[at]];
-        const y = chart.height - 6 - chart.lanesHeight() + level.top + 2;
+        const y = chart.rows[0].lanesTop + level.top + 2;
         return chart.painter.pen.getImageData(Math.round(x), Math.round(y), 1, 1).data.join(); })";
     let drawn: Vec<String> = serde_json::from_value(browser.value(drawn)).expect("colors");
     assert_eq!(drawn[2], drawn[3], "both are communication");
@@ -315,7 +316,7 @@ fn a_step_is_compared_with_the_others_of_each_rank() {
     // A click on rank 1's step 7.
     let place = browser.value(
         "(() => { const chart = highwaterChart, box = chart.canvas.getBoundingClientRect(), [first, lane] = chart.lanes;
-        return [box.left + chart.x(0.45), box.top + chart.lanesTop() + first.height + lane.height / 2]; })()",
+        return [box.left + chart.x(0.45), box.top + chart.rows[0].lanesTop + first.height + lane.height / 2]; })()",
     );
     browser.click(place[0].as_f64().expect("a place"), place[1].as_f64().expect("a place"));
     browser.wait("document.querySelector('section.step') !== null");
@@ -435,6 +436,96 @@ fn traces_lie_below_the_curve_of_the_same_time_and_layers_alone_are_drawn_withou
     browser.open(&page(folder.path(), &[&data("kineto/mlp_kineto.json.gz")]), READY);
     browser.painted();
     browser.keep("trace");
-    assert_eq!(browser.value("highwaterChart.tall()"), json!(0), "no plot without memory");
+    assert_eq!(
+        browser.value("highwaterChart.rows[0].floor - highwaterChart.rows[0].top"),
+        json!(0),
+        "no plot without memory"
+    );
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn kernels_of_a_trace_have_their_names_when_zoomed_in() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    let data = |name: &str| tools::root().join("tests/data").join(name).display().to_string();
+    browser.appear(1300, 900, Theme::Light);
+    browser.open(&page(folder.path(), &[&data("kineto/ddp_tight_rank0.json.gz")]), READY);
+    browser.painted();
+    // The longest kernel of NCCL alone in view: its name is under the pointer.
+    let place = browser.value(
+        "(() => { const chart = highwaterChart, [lane] = chart.lanes, box = chart.canvas.getBoundingClientRect();
+        const own = [...lane.of.keys()].filter((at) => lane.of[at].kind === 'layer' && lane.of[at].name.startsWith('nccl'));
+        const at = own.reduce((one, other) => lane.end[other] - lane.begin[other] > lane.end[one] - lane.begin[one] ? other : one);
+        chart.show(lane.begin[at] - 1e-4, lane.end[at] + 1e-4);
+        const level = lane.levels[lane.level[at]];
+        return [box.left + chart.x((lane.begin[at] + lane.end[at]) / 2), box.top + chart.rows[0].lanesTop + level.top + 5]; })()",
+    );
+    browser.painted();
+    browser.point(place[0].as_f64().expect("a place"), place[1].as_f64().expect("a place"));
+    browser.painted();
+    let tip = browser.value("document.querySelector('.tip').innerText");
+    let tip = tip.as_str().expect("text");
+    assert!(tip.contains("ncclDevKernel_AllReduce_Sum_bf16_RING_LL (3.3 ms)") && tip.contains("comm ("), "{tip}");
+    let row = browser.value(
+        "[...document.querySelectorAll('[aria-label^=\"The kernels and copies\"] tbody tr')]
+        .map((row) => row.innerText.split('\\t')).find(([name]) => name.startsWith('nccl'))",
+    );
+    assert_eq!(
+        row,
+        json!(["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "GPU 0", "732", "37.75 ms", "6.6 %", "52 µs", "3.3 ms"])
+    );
+    // What could do nothing in a trace without memory and findings has no button.
+    let keys = browser.value(
+        "[...document.querySelectorAll('.tools button')].map((one) => one.getAttribute('aria-keyshortcuts')).join('')",
+    );
+    assert_eq!(keys, "ms+-0[]t");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn stacks_are_a_flame_graph_that_a_band_leads_to() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    browser.appear(1300, 900, Theme::Dark);
+    let snapshot = tools::root().join("tests/data/torch/mlp_snapshot.pickle.gz").display().to_string();
+    browser.open(&page(folder.path(), &[&snapshot]), READY);
+    browser.painted();
+    let frames =
+        "[...document.querySelectorAll('.flame [role=treeitem]')].map((one) => one.getAttribute('aria-label'))";
+    let drawn: Vec<String> = serde_json::from_value(browser.value(frames)).expect("a list");
+    // As wide as what is held: 384.23 of 705.64 MiB were allocated below train.py:14.
+    assert!(drawn[0].starts_with("all that was allocated: 705.64 MiB, 100.0 %"), "{drawn:?}");
+    assert!(drawn.iter().any(|name| name == "train.py:14:step: 384.23 MiB, 54.5 %"), "{drawn:?}");
+    assert!(!drawn.iter().any(|name| name.contains("??")), "frames outside of Python are hidden at first: {drawn:?}");
+    let wide = browser.value("(() => { const graph = document.querySelector('.flame'), one = [...graph.children].find((one) => one.title.startsWith('train.py:14:step'));
+        return one.getBoundingClientRect().width / graph.clientWidth; })()");
+    assert!((wide.as_f64().expect("a share") - 0.5445).abs() < 0.002, "{wide}");
+    // A click on the lowest band in the chart leads to the stacks of its place.
+    let place = browser.value(
+        "(() => { const chart = highwaterChart, box = chart.canvas.getBoundingClientRect(), [one] = chart.series;
+        return [box.left + chart.x(0.29), box.top + chart.y(one, 100 * 2 ** 20)]; })()",
+    );
+    browser.click(place[0].as_f64().expect("a place"), place[1].as_f64().expect("a place"));
+    let said = "document.querySelector('.flame + .readout').textContent";
+    assert_eq!(browser.value(said), "train.py:14:step: 384.23 MiB, 54.5 % of what was allocated at the peak.");
+    assert_eq!(browser.value("document.querySelectorAll('.flame .meant').length > 0"), json!(true));
+    // The search counts what lies inside of other hits once.
+    browser.value("(() => { const field = document.querySelector('[aria-label^=\"Search the frames\"]'); field.value = 'adam'; field.dispatchEvent(new Event('input')); })()");
+    assert_eq!(browser.value(said), "Frames with “adam”: 384.23 MiB, 54.5 % of what was allocated at the peak.");
+    // A frame alone, and with those of other languages.
+    browser.value("[...document.querySelectorAll('.flame [role=treeitem]')].find((one) => one.title.startsWith('train.py:14')).click()");
+    let drawn: Vec<String> = serde_json::from_value(browser.value(frames)).expect("a list");
+    assert_eq!(drawn[0], "train.py:14:step: 384.23 MiB, 54.5 %");
+    browser.press("Escape");
+    browser.value("document.querySelector('.tools label input').click()");
+    let all: Vec<String> = serde_json::from_value(browser.value(frames)).expect("a list");
+    assert!(all.iter().any(|name| name.contains("empty_strided_cuda")), "{all:?}");
+    if let Some(axe) = tools::find("axe.min.js") {
+        let axe = std::fs::read_to_string(axe).expect("a script");
+        assert_eq!(browser.check_access(&axe), Vec::<String>::new());
+    }
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     fn op(launch_ns: Option<i64>, begin_ns: i64) -> Op {
-        Op { begin_ns, end_ns: begin_ns + 10, launch_ns, device: 0, work: Work::Compute }
+        Op { begin_ns, end_ns: begin_ns + 10, launch_ns, device: 0, work: Work::Compute, name: None }
     }
 
     /// The causes of a gap from 100 to 200, the rest being idle too: data, host, other, unexplained.

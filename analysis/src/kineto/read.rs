@@ -213,7 +213,15 @@ mod tests {
     #[test]
     fn a_kernel_is_joined_with_the_call_that_launched_it() {
         let trace = events(KERNEL);
-        let expected = Op { begin_ns: 10_500, end_ns: 12_750, launch_ns: Some(9_000), device: 1, work: Work::Compute };
+        let expected = Op {
+            begin_ns: 10_500,
+            end_ns: 12_750,
+            launch_ns: Some(9_000),
+            device: 1,
+            work: Work::Compute,
+            name: Some(0),
+        };
+        assert_eq!(trace.name_of(&expected), Some("gemm"));
         assert_eq!((trace.ops, trace.unusable, trace.is_cut_short), (vec![expected], 0, false));
     }
 

@@ -1,7 +1,7 @@
 //! What is kept of a trace while it is read, and how its parts are joined at the end.
 //!
 //! Enters: events in any order. Leaves: a [`Trace`]. Invariants: at most [`MOST_EVENTS`] events and `MOST_NAME_BYTES` bytes of
-//! names are kept; the file is read once.
+//! names of groups and collectives, and again of kernels, are kept; the file is read once.
 
 use super::MOST_EVENTS;
 use super::collective::{self, Collective, Kind};
@@ -100,7 +100,8 @@ impl Reading {
 
     fn take_op(&mut self, event: &Event, begin_ns: i64, end_ns: i64, work: Work) -> Result<(), Full> {
         self.make_room(1)?;
-        self.trace.ops.push(Op { begin_ns, end_ns, launch_ns: None, device: device(event), work });
+        let name = self.trace.op_names.intern_kernel(&event.name);
+        self.trace.ops.push(Op { begin_ns, end_ns, launch_ns: None, device: device(event), work, name });
         self.correlations.push(event.args.correlation.unwrap_or(0));
         Ok(())
     }

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     fn op(launch_ns: Option<i64>, begin_ns: i64, end_ns: i64) -> Op {
-        Op { begin_ns, end_ns, launch_ns, device: 0, work: Work::Compute }
+        Op { begin_ns, end_ns, launch_ns, device: 0, work: Work::Compute, name: None }
     }
 
     fn times(steps: &[(u64, i64, i64)], ops: &[Op]) -> Vec<(i64, i64)> {

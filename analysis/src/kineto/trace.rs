@@ -36,6 +36,8 @@ pub struct Op {
     pub device: u32,
     /// What it was.
     pub work: Work,
+    /// The number of its name in the trace; `None` if there was no room for the name.
+    pub(super) name: Option<u32>,
 }
 
 /// What one process did while it was profiled.
@@ -60,6 +62,8 @@ pub struct Trace {
     /// Whether the file ended before its events did.
     pub is_cut_short: bool,
     pub(super) names: Names,
+    /// The names of `ops`, without the lists of their arguments.
+    pub(super) op_names: Names,
 }
 
 impl Trace {
@@ -71,10 +75,16 @@ impl Trace {
         self.base_ns.or(is_dated.then_some(0))
     }
 
+    /// What ran, as its kernel is called; `None` if that is not kept.
+    #[must_use]
+    pub fn name_of(&self, op: &Op) -> Option<&str> {
+        self.op_names.get(op.name?)
+    }
+
     /// The trace without its `ops` and `loading`, which are most of it. What is left suffices to compare ranks.
     #[must_use]
     pub fn without_work(self) -> Self {
-        Self { base_ns: self.clock_ns(), ops: Vec::new(), loading: Vec::new(), ..self }
+        Self { base_ns: self.clock_ns(), ops: Vec::new(), loading: Vec::new(), op_names: Names::default(), ..self }
     }
 
     /// The GPUs that did something, in order.

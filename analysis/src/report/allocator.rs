@@ -112,8 +112,7 @@ fn when(report: &Report, moment: &Moment) -> String {
     }
 }
 
-/// The same for a page, by place: hundreds of stacks with all their frames would take most of the page. Times are nanoseconds
-/// after the begin.
+/// The same for a page. Times are nanoseconds after the begin.
 pub(super) fn page(of: &Allocator, begin_ns: i64) -> Value {
     let places = places(of);
     let failures = of.failures.iter().take(MOST_LISTED).map(|failure| {
@@ -131,12 +130,31 @@ pub(super) fn page(of: &Allocator, begin_ns: i64) -> Value {
         "peak": moment(&of.peak, begin_ns),
         "holders": places.iter().take(MOST_LISTED).collect::<Vec<_>>(),
         "other_holders_bytes": held_by_others(of, &places),
+        "stacks": stacks(of),
         "reserved_bytes": of.reserved,
         "in_use_bytes": of.in_use,
         "requested_bytes": of.requested,
         "failures": failures.collect::<Vec<_>>(),
         "bands": bands(&of.bands, begin_ns, UNIT_BYTES),
     })
+}
+
+/// Who held memory at the peak, by stack. Each frame is there once, and stacks name its position: they share most of them.
+fn stacks(of: &Allocator) -> Value {
+    let mut known: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut frames: Vec<&str> = Vec::new();
+    let mut number = |frame| {
+        *known.entry(frame).or_insert_with(|| {
+            frames.push(frame);
+            frames.len() - 1
+        })
+    };
+    let held = of.holders.iter().map(|holder| {
+        let stack: Vec<_> = holder.place.frames.iter().map(|frame| number(frame)).collect();
+        json!({"bytes": holder.bytes, "allocations": holder.allocations, "site": site(&holder.place), "frames": stack})
+    });
+    let held: Vec<_> = held.collect();
+    json!({"held": held, "frames": frames, "others": of.others.0, "other_bytes": of.others.1})
 }
 
 /// The unit of levels in a page, bytes. On a chart of gigabytes, it is less than a pixel.

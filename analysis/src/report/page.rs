@@ -12,7 +12,8 @@ use highwater_engine::recording::Times;
 use serde_json::{Value, json};
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPTS: [&str; 2] = [include_str!("page/data.js"), include_str!("page/report.js")];
+const SCRIPTS: [&str; 3] =
+    [include_str!("page/data.js"), include_str!("page/flame.js"), include_str!("page/report.js")];
 
 /// The page. With `align_step`, recordings begin at this step instead of at their begin.
 #[must_use]
@@ -37,6 +38,7 @@ pub fn page(
 /// A recording; `offset_ns` is how much later it began than the first on the clock that it shares with others.
 fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
     let origin = &report.origin;
+    let gpus_of = |rank| report.gpus_of.get(rank).into_iter().flatten().collect::<Vec<_>>();
     let rows = report.spans.rows().iter().map(|row| super::json::row(row, report.begin_ns));
     json!({
         "name": report.name,
@@ -56,6 +58,7 @@ fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
         "headline": text::headline(report),
         "gpus": report.gpus.iter().map(|gpu| gpu_of(gpu, report.begin_ns)).collect::<Vec<_>>(),
         "ranks": report.spans.ranks(),
+        "gpus_of": report.spans.ranks().iter().map(gpus_of).collect::<Vec<_>>(),
         "rows": rows.collect::<Vec<_>>(),
         "spans": report.spans.spans().len(),
         "left_out": report.spans.left_out(),

@@ -129,9 +129,25 @@ impl Spans {
 
     /// Adds one.
     pub fn push(&mut self, ended: Ended) {
+        let Some(span) = self.add(ended) else { return };
+        self.spans.push(span);
+        if self.spans.len() >= 2 * self.most {
+            self.thin();
+        }
+    }
+
+    /// Adds one to the totals of its row. It is not kept one by one.
+    pub(super) fn count(&mut self, ended: Ended) {
+        if self.add(ended).is_some() {
+            self.left_out += 1;
+        }
+    }
+
+    /// Adds one to the totals of its row; `None` if there is no room for the row.
+    fn add(&mut self, ended: Ended) -> Option<Span> {
         let Some(row) = self.row(&ended) else {
             self.left_out += 1;
-            return;
+            return None;
         };
         let of = &mut self.rows[row];
         let Ended { step, begin_ns, end_ns, peak_bytes, .. } = ended;
@@ -147,10 +163,7 @@ impl Spans {
         if of.kind != Kind::Layer && !self.has_no_samples {
             of.sample.push(span.duration_ns());
         }
-        self.spans.push(span);
-        if self.spans.len() >= 2 * self.most {
-            self.thin();
-        }
+        Some(span)
     }
 
     /// Puts everything in order, and leaves out the shortest spans if there are too many.

@@ -47,6 +47,7 @@ fn write_summary(report: &Report, out: &mut Printed) -> fmt::Result {
     report.logged.iter().try_for_each(|of| logged::write(of, out))?;
     if let Some(traced) = &report.trace {
         trace::write_trace(&traced.analysis, out)?;
+        trace::write_kernels(&report.spans, out)?;
     } else if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {
         out.table(phases(report));
     }

@@ -36,8 +36,8 @@ function palette() {
 }
 
 // Lines across a plot at round numbers of bytes from `low` to `high`, some `about` of them, with their labels on the left.
-// `y`: where some bytes are; `largest`: the number that decides on the unit.
-function byteAxis(pen, color, [low, high], about, largest, width, y) {
+// `y`: where some bytes are; `largest`: the number that decides on the unit; `lowest`: the number from which on lines have a label.
+function byteAxis(pen, color, [low, high], about, largest, width, y, lowest = -Infinity) {
   const isLarge = largest >= 2 ** 31, scale = isLarge ? 2 ** 30 : 2 ** 20, every = round(((high - low) || 1) / scale / about) * scale;
   const digits = Math.max(0, Math.min(4, Math.ceil(-Math.log10(every / scale) - 1e-9)));
   pen.strokeStyle = color("--line");
@@ -48,7 +48,21 @@ function byteAxis(pen, color, [low, high], about, largest, width, y) {
   for (let at = Math.ceil(low / every) * every; at <= high; at += every) {
     const line = Math.round(y(at)) + 0.5;
     pen.beginPath(); pen.moveTo(AXIS, line); pen.lineTo(AXIS + width, line); pen.stroke();
-    pen.fillText(`${(Math.abs(at) / scale).toFixed(digits)} ${isLarge ? "GiB" : "MiB"}`, AXIS - 6, line);
+    if (at >= lowest) pen.fillText(`${(Math.abs(at) / scale).toFixed(digits)} ${isLarge ? "GiB" : "MiB"}`, AXIS - 6, line);
+  }
+}
+
+// The same for an axis of what is free, with a line at every `every`-th power of four from 16 MiB on. `y`: where some free bytes are.
+function freeAxis(pen, color, most, every, width, y) {
+  pen.strokeStyle = color("--line");
+  pen.fillStyle = color("--dim");
+  pen.lineWidth = 1;
+  pen.textBaseline = "middle";
+  pen.textAlign = "right";
+  for (let free = LEAST_FREE; free <= most; free *= 4 ** every) {
+    const line = Math.round(y(free)) + 0.5, text = free >= 2 ** 30 ? `${free / 2 ** 30} GiB` : `${free / 2 ** 20} MiB`;
+    pen.beginPath(); pen.moveTo(AXIS, line); pen.lineTo(AXIS + width, line); pen.stroke();
+    pen.fillText(`${text} free`, AXIS - 6, line, AXIS - 8);
   }
 }
 

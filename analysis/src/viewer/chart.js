@@ -1,8 +1,7 @@
 "use strict";
-// Memory over time, with lanes of steps and phases below: what is in view, where things lie, and what the pointer and
-// the keys do. paint.js draws it. Knows nothing of where its data come from.
+// Memory over time, with lanes of steps and phases below: what is in view, and what the pointer and the keys do. layout.js says where
+// things lie, and paint.js draws them. Knows nothing of where its data come from.
 
-const AXIS = 84, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, RIGHT = 12;
 // Curves that are spoken of, in all that is said and near the pointer; lanes; findings.
 const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_NEAR = 6, MOST_LANES_SAID = 8, MOST_FOUND = 3;
 
@@ -17,25 +16,28 @@ function worked(means) {
 }
 
 class Chart {
-  // series: { name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown,
+  // series: { key, name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown,
   //   holders: { sites, begins, levels } or null: names of places, when each stretch of time begins, in seconds, and for each
   //   stretch the bytes that each place holds; `colors` and `isAlone`, if they are of the GPU itself and not of one allocator: then they
   //   are drawn only while no other series is;
   //   activity: what the GPU did, with isKnown and mean(from, to): shares of a kernel, multiprocessors, tensor cores and memory }
-  // lanes: of class Lane
-  // findings: { from, to, color, text, last: { at, text } or null }: what was said first, and from a time on
+  // lanes: of class Lane, with `gpus`: keys of series
+  // findings: { from, to, color, text, last: { at, text } or null, on }: what was said first, and from a time on; keys of series
+  // worst: the place of a series among the rows, the lowest first; areRows: whether each GPU has a row of its own
   // bounds: the first and the last time that can be shown, seconds
   // axis: how times are written
   // say: called with text for a screen reader; note: called with a text about the limits of the drawing; moved: called when the
   // view changes; phases: called with the names of the phases in view and their tones; inspect: called with a lane and a time that was
-  // clicked on it
-  constructor(place, { series, lanes, findings, bounds, axis, say, note, moved = () => {}, phases = () => {}, inspect = () => {} }) {
-    Object.assign(this, { series, lanes, findings, axis, say, note, moved, phases, inspect });
+  // clicked on it; choose: called with a series and the band of it that was clicked on
+  constructor(place, { series, lanes, findings, bounds, axis, say, note, worst = () => 0, areRows = false, moved = () => {}, phases = () => {}, inspect = () => {}, choose = () => {} }) {
+    Object.assign(this, { series, lanes, findings, axis, say, note, worst, areRows, moved, phases, inspect, choose });
     this.bounds = [bounds[0], Math.max(bounds[1], bounds[0] + 1e-6)];
     this.view = [...this.bounds];
     // How much time is shown while the view follows the present; null if it stays where it is.
     this.following = null;
     this.fit = false;
+    // Whether the axis shows what is free.
+    this.isHeadroom = false;
     this.cursor = null;
     // At most two times, between which a reader wants to know what changed.
     this.pins = [];
@@ -50,20 +52,32 @@ class Chart {
     this.draw();
   }
 
-  // The height of the plot, 0 if no memory is drawn; where the plot ends; the height of all lanes.
-  tall() { return this.series.length ? HEIGHT : 0; }
-  floor() { return TOP + this.tall(); }
-  // The series with a strip of what their GPUs did, below the axis of time; where the lanes begin.
+  // The series with a strip of what their GPUs did.
   strips() { return this.series.filter((one) => one.shown && one.activity?.isKnown); }
-  stripHeight() { return this.strips().length > 2 ? 16 : 28; }
-  stripTop(nth) { return this.floor() + STRIP + TICKS + nth * this.stripHeight(); }
-  lanesTop() { return this.stripTop(this.strips().length); }
-  lanesHeight() { return this.lanes.reduce((sum, lane) => sum + lane.height, 0); }
+  // Whether a series has a place on the axis: of what is free nothing is known without a capacity.
+  isDrawn(one) { return one.shown && !(this.isHeadroom && !one.capacity); }
+
+  // Where everything lies, as of now.
+  lay() {
+    this.rows = rowsOf(this);
+    const view = this.fit ? this.view : null, shared = rangeOf(this.series.filter(({ shown }) => shown), view);
+    for (const row of this.rows) {
+      row.range = this.areRows && this.fit ? rangeOf(row.series, view) : shared;
+      row.mostFree = row.series.reduce((most, { capacity }) => Math.max(most, capacity ?? 0), 0);
+      for (const one of row.series) one.row = row;
+    }
+    // Below the only plot, or above the rows, of which the last may be out of sight.
+    this.ticksTop = this.areRows ? TOP : this.rows[0].floor + STRIP + 4;
+    this.height = this.rows[this.rows.length - 1].bottom + 6;
+  }
 
   // Where time and bytes lie, in pixels of the page.
   x(seconds) { return AXIS + (seconds - this.view[0]) / (this.view[1] - this.view[0]) * this.width; }
   time(x) { return this.view[0] + (x - AXIS) / this.width * (this.view[1] - this.view[0]); }
-  y(bytes) { return this.floor() - (bytes - this.range[0]) / (this.range[1] - this.range[0]) * this.tall(); }
+  y(one, bytes) {
+    const { floor, top, range: [low, high], mostFree } = one.row;
+    return floor - (this.isHeadroom ? heightOfFree(one.capacity - bytes, mostFree) : (bytes - low) / (high - low)) * (floor - top);
+  }
   // The time that a pixel takes.
   pixel() { return (this.view[1] - this.view[0]) / Math.max(this.width ?? 1, 1); }
 
@@ -91,9 +105,13 @@ class Chart {
         this.selection = null;
         this.show(one, other);
       } else if (from !== null) {
-        const seconds = this.time(at(event)), lane = this.laneAt(event.clientY - this.canvas.getBoundingClientRect().top);
+        const seconds = this.time(at(event)), y = event.clientY - this.canvas.getBoundingClientRect().top, lane = this.laneAt(y);
         this.point(seconds);
         if (lane) this.inspect(lane, seconds);
+        else {
+          const found = this.bandAt(this.rowAt(y), seconds, y);
+          if (found) this.choose(...found);
+        }
       }
       from = null;
     });
@@ -217,16 +235,17 @@ class Chart {
     return { ...one.curve.extremes(at - bucket / 2, at + Math.max(width, bucket / 2)), bucket };
   }
 
-  // What each shown series has at a time: [bytes, text].
-  values(seconds, width) {
+  // What each shown series has at a time: [bytes, text, series].
+  values(seconds, width, series = this.series) {
     const values = [];
-    for (const one of this.series) {
+    for (const one of series) {
       if (!one.shown) continue;
       const found = this.around(one, seconds, width);
       const within = found.bucket && found.least !== found.most ? ` within ${duration(found.bucket)}` : "";
       const value = found.most === -Infinity ? "not known"
         : found.least === found.most ? gib(found.most) : `${gib(found.least)} to ${gib(found.most)}${within}`;
-      values.push([found.most, `${one.name}: ${value}`]);
+      const free = this.isHeadroom && one.capacity && found.most !== -Infinity ? `, ${gib(Math.max(0, one.capacity - found.most))} free` : "";
+      values.push([found.most, `${one.name}: ${value}${free}`, one]);
     }
     return values;
   }
@@ -262,7 +281,7 @@ class Chart {
       const [one, other] = this.selection.map((at) => this.time(at)).sort((a, b) => a - b);
       texts = [`${duration(other - one)} selected`, ...this.inView(one, other).map(({ text }) => text)];
     }
-    const isBelow = y > this.floor();
+    const isBelow = this.areRows || y > this.rows[0].floor;
     this.tip.replaceChildren(...texts.map((text) => element("div", {}, text)));
     this.tip.hidden = false;
     const right = this.pointer > this.canvas.clientWidth / 2;
@@ -278,15 +297,18 @@ class Chart {
   under(seconds, y) {
     const time = this.axis.moment(seconds), lane = this.laneAt(y);
     if (lane) return [time, lane.name, ...lane.at(seconds).map((span) => lane.text(span))];
-    const strip = this.strips().find((_, nth) => y >= this.stripTop(nth) && y < this.stripTop(nth + 1));
+    const row = this.rowAt(y), strip = row.strips.find(({ top, tall }) => y >= top && y < top + tall + 4)?.one;
     if (strip) return [time, this.worked(strip, seconds, this.pixel()) ?? `${strip.name}: not known`];
-    const values = this.values(seconds, this.pixel()), far = ([bytes]) => bytes === -Infinity ? 1e9 : Math.abs(this.y(bytes) - y);
+    const values = this.values(seconds, this.pixel(), row.series), far = ([bytes, , one]) => bytes === -Infinity ? 1e9 : Math.abs(this.y(one, bytes) - y);
     const near = values.length > MOST_NEAR ? new Set([...values].sort((a, b) => far(a) - far(b)).slice(0, MOST_NEAR)) : new Set(values);
-    const left = values.length - near.size, band = this.allocationAt(seconds, y);
-    const found = this.findings.filter(({ from, to }) => from <= seconds + this.pixel() && seconds <= to);
-    return [time, ...values.filter((one) => near.has(one)).map(([, text]) => text), ...left ? [`and ${left} further from the pointer`] : [], ...band ? [band] : [],
+    const left = values.length - near.size, [, band] = this.bandAt(row, seconds, y) ?? [];
+    const found = this.findings.filter(({ from, to, on }) => from <= seconds + this.pixel() && seconds <= to && this.isOn(row, on));
+    return [time, ...values.filter((one) => near.has(one)).map(([, text]) => text), ...left ? [`and ${left} further from the pointer`] : [], ...band ? [band.text()] : [],
       ...found.slice(0, MOST_FOUND).map((one) => saidAt(one, seconds))];
   }
+
+  // Whether a finding concerns a row: one that is of no GPU in the chart concerns all.
+  isOn(row, on) { return !this.areRows || !on?.length || !this.series.some(({ key, shown }) => shown && on.includes(key)) || row.series.some(({ key }) => on.includes(key)); }
 
   // The lowest and highest of each shown series within an interval.
   inView(from = this.view[0], to = this.view[1]) {
@@ -297,29 +319,35 @@ class Chart {
     });
   }
 
+  // The row at a height: between two, the lower one.
+  rowAt(y) { return this.rows.find(({ bottom }) => y < bottom) ?? this.rows[this.rows.length - 1]; }
+
   laneAt(y) {
-    let top = this.lanesTop();
-    for (const lane of this.lanes) {
+    const { lanesTop, lanes } = this.rowAt(y);
+    let top = lanesTop;
+    for (const lane of lanes) {
       if (y >= top && y < top + lane.height) return lane;
       top += lane.height;
     }
     return null;
   }
 
-  allocationAt(seconds, y) {
-    for (const one of this.series) {
-      if (!one.shown || !this.hasBands(one)) continue;
+  // The band of a row at a place, with its series; null if there is none.
+  bandAt(row, seconds, y) {
+    for (const one of row.series) {
+      if (!this.hasBands(one)) continue;
       const at = seconds - one.shift;
       const bands = this.bands(one, seconds, one.curve.extremes(at, at).most);
-      const band = bands.find(({ from, to }) => y <= this.y(from) && y > this.y(to));
-      if (band) return band.text();
+      const band = bands.find(({ from, to }) => y <= this.y(one, from) && y > this.y(one, to));
+      if (band) return [one, band];
     }
     return null;
   }
 
   // Whether a series has bands below its curve.
   hasBands(one) {
-    const isShown = one.holders && !(one.holders.isAlone && this.series.some((other) => other !== one && other.shown));
+    if (this.isHeadroom) return false;
+    const isShown = one.holders && (this.areRows || !(one.holders.isAlone && this.series.some((other) => other !== one && other.shown)));
     return one.allocations.length > 0 || Boolean(isShown);
   }
 
@@ -342,35 +370,8 @@ class Chart {
     return sites.map((site, nth) => {
       const bytes = levels[moment][nth], from = Math.min(level, total);
       level += bytes;
-      return { nth, from, to: Math.min(level, total), text: () => `${gib(bytes)} held by ${site}` };
+      return { nth, site, from, to: Math.min(level, total), text: () => `${gib(bytes)} held by ${site}` };
     }).filter(({ from, to }) => to > from);
-  }
-
-  // The bytes that the memory axis shows.
-  setRange() {
-    const shown = this.series.filter((one) => one.shown);
-    let least = 0, most = 0;
-    if (this.fit) {
-      least = Infinity;
-      for (const one of shown) {
-        const found = one.curve.extremes(this.view[0] - one.shift, this.view[1] - one.shift);
-        if (found.most === -Infinity) continue;
-        least = Math.min(least, found.least);
-        most = Math.max(most, found.most);
-      }
-      if (least === Infinity) least = 0;
-      const margin = Math.max((most - least) * 0.06, 1048576);
-      least = Math.max(0, least - margin);
-      most += margin;
-    } else {
-      for (const one of shown) {
-        const peak = one.peak ? one.peak[0] : 0;
-        // The capacity line is worth its room unless it flattens the curve.
-        most = Math.max(most, one.capacity && peak > one.capacity / 8 ? one.capacity : peak);
-      }
-      most = Math.max(most * 1.06, 1048576);
-    }
-    this.range = [least, most];
   }
 
   draw() {

@@ -3,7 +3,7 @@
 // table.
 
 const HELP = "Keys work while the chart or its buttons have the focus. Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
-  "next finding, m pins the cursor: the second pin says what changed between the two, s or a click on a lane compares the step there with the others, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
+  "next finding, m pins the cursor: the second pin says what changed between the two, s or a click on a lane compares the step there with the others, r gives each GPU a row, the worst first, h shows what is free, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
 // Curves that are all in the legend.
 const MOST_LISTED = 16;
 // Rows of the chart's tables.
@@ -13,12 +13,16 @@ const TABLES_MS = 1000;
 // Names in the legend of phases.
 const MOST_PHASES = 24;
 
-// A chart with its controls. `options` are those of Chart; `more` are further actions: [key, name, function].
-function chartRegion(options, more = [], help = "") {
+// What stands on buttons whose names would take too much room.
+const SIGNS = new Map([["+", "+"], ["-", "−"], ["[", "◂"], ["]", "▸"]]);
+
+// A chart with its controls. `options` are those of Chart; `more` are further actions: [key, name, function]; `without`: keys of those
+// that could do nothing here.
+function chartRegion(options, more = [], help = "", without = []) {
   const place = element("div", { class: "plot", tabindex: "0", role: "application", "aria-roledescription": "chart",
     "aria-label": "Memory in use over time", "aria-describedby": "help" });
   const readout = element("p", { class: "readout", role: "status" }), note = element("p", { class: "note" });
-  const tools = element("div", { class: "tools" }), legend = element("ul", { class: "legend" }), tables = element("div");
+  const strip = element("div", { class: "plot strip", "aria-hidden": "true" }), tools = element("div", { class: "tools" }), legend = element("ul", { class: "legend" }), tables = element("div");
   const phases = element("ul", { class: "legend phases", "aria-label": "Colours of phases" });
   const step = element("div"), close = () => step.replaceChildren();
   let isListed = false, listing = null;
@@ -27,7 +31,7 @@ function chartRegion(options, more = [], help = "") {
     if (!isListed || listing !== null) return;
     listing = setTimeout(() => { listing = null; if (isListed && !chart.ended) tables.replaceChildren(...chartTables(chart)); }, TABLES_MS);
   };
-  const region = element("div", { class: "chart" }, tools, place, readout, note, step, legend, phases, tables,
+  const region = element("div", { class: "chart" }, tools, strip, place, readout, note, step, legend, phases, tables,
     element("p", { class: "unseen", id: "help" }, HELP + help));
   const chart = new Chart(place, { ...options,
     say: (text) => { readout.textContent = text; },
@@ -43,6 +47,9 @@ function chartRegion(options, more = [], help = "") {
     // Setting the same text again would make a screen reader repeat it.
     note: (text) => { if (note.textContent !== text) note.textContent = text; } });
   readout.textContent = "";
+  chart.overview = new Overview(strip, chart);
+  // A button that stays pressed.
+  const toggle = (key, isOn) => buttons.get(key)?.setAttribute("aria-pressed", String(isOn));
   const actions = [
     ["p", "Peak", () => chart.peak()],
     ["n", "Next finding", () => nextFinding(chart)],
@@ -53,23 +60,40 @@ function chartRegion(options, more = [], help = "") {
     ["0", "Whole", () => chart.whole()],
     ["[", "Left", () => chart.pan(-0.3)],
     ["]", "Right", () => chart.pan(0.3)],
+    ["r", "Rows", () => {
+      chart.areRows = !chart.areRows;
+      toggle("r", chart.areRows);
+      chart.draw();
+      chart.moved(chart.view);
+      chart.say(chart.areRows ? "Each GPU has a row with its ranks, the worst first." : "All GPUs share a plot.");
+    }],
+    ["h", "Headroom", () => {
+      if (!chart.isHeadroom && !chart.series.some(({ capacity }) => capacity)) { chart.say("How much memory is usable is not known, so what is free is not either."); return; }
+      chart.isHeadroom = !chart.isHeadroom;
+      toggle("h", chart.isHeadroom);
+      chart.draw();
+      chart.say(chart.isHeadroom ? "The memory axis shows what is free, in powers of four: the less, the higher." : "The memory axis shows what is in use.");
+    }],
     ["f", "Fit memory axis", () => {
       chart.fit = !chart.fit;
-      buttons.get("f").setAttribute("aria-pressed", String(chart.fit));
+      toggle("f", chart.fit);
       chart.draw();
       chart.say(chart.fit ? "The memory axis fits what is shown." : "The memory axis begins at 0.");
     }],
     ["t", "Table", () => {
       isListed = !isListed;
-      buttons.get("t").setAttribute("aria-pressed", String(isListed));
+      toggle("t", isListed);
       tables.replaceChildren(...isListed ? chartTables(chart) : []);
     }],
     ...more.map(([key, name, act]) => [key, name, () => act(chart)]),
-  ];
-  const buttons = new Map(actions.map(([key, name, act]) =>
-    [key, element("button", { onclick: act, "aria-keyshortcuts": key }, `${name} `, element("kbd", { "aria-hidden": "true" }, key))]));
+  ].filter(([key]) => !without.includes(key));
+  const buttons = new Map(actions.map(([key, name, act]) => {
+    const attributes = { onclick: act, "aria-keyshortcuts": key === " " ? "Space" : key };
+    return [key, SIGNS.has(key) ? element("button", { ...attributes, "aria-label": name, title: `${name}: key ${key}` }, SIGNS.get(key))
+      : element("button", attributes, `${name} `, element("kbd", { "aria-hidden": "true" }, key === " " ? "space" : key))];
+  }));
   tools.append(...buttons.values());
-  for (const key of ["f", "t"]) buttons.get(key).setAttribute("aria-pressed", "false");
+  for (const key of ["r", "h", "f", "t"]) toggle(key, key === "r" && chart.areRows);
   listenToKeys(region, chart, actions);
   drawLegend(legend, chart);
   return { region, chart, legend, buttons };
@@ -97,7 +121,8 @@ function listenToKeys(region, chart, actions) {
   region.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
     const key = event.key === "=" ? "+" : event.key;
-    const action = actions.find(([known]) => known === key);
+    // The space bar presses a button that has the focus.
+    const action = key === " " && event.target !== chart.place ? null : actions.find(([known]) => known === key);
     if (action) { event.preventDefault(); action[2](); }
   });
   chart.place.addEventListener("keydown", (event) => {

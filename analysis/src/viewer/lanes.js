@@ -1,7 +1,7 @@
 "use strict";
 // Nested steps, phases and layers of one rank, over time.
 
-const LANE = 17, LAYER = 12;
+const LANE = 17, LAYER = 15;
 // Maximum number of rows of a lane for overlapping spans of one kind.
 const MOST_NESTED = 4;
 
@@ -22,8 +22,8 @@ function toneOf(name) {
 
 class Lane {
   // spans: { begin, end, step, peak, of, open }, one entry a span in the order of begins; times in seconds, NaN for what
-  // is not known; `of` is { kind, name, tone }; `open` marks those that have not ended. whose: { key, job, jobName, rank }, with a key of
-  // the lane and one of the job.
+  // is not known; `of` is { kind, name, tone }; `open` marks those that have not ended. whose: { key, job, jobName, rank, gpus },
+  // with a key of the lane, one of the job, and those of the GPUs' series.
   constructor(name, short, spans, whose, shift = 0) {
     Object.assign(this, { name, short, spans, shift }, whose, spans);
     this.count = this.begin.length;

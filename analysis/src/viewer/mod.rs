@@ -15,7 +15,7 @@ const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
 
 /// The scripts that every page needs before its own. Once in the program, however many pages there are.
-const SHARED: [&str; 12] = [
+const SHARED: [&str; 14] = [
     include_str!("format.js"),
     include_str!("elements.js"),
     include_str!("curve.js"),
@@ -23,9 +23,11 @@ const SHARED: [&str; 12] = [
     include_str!("breakdown.js"),
     include_str!("lanes.js"),
     include_str!("step.js"),
+    include_str!("layout.js"),
     include_str!("chart.js"),
     include_str!("canvas.js"),
     include_str!("paint.js"),
+    include_str!("overview.js"),
     include_str!("controls.js"),
     include_str!("layers.js"),
 ];

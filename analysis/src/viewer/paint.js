@@ -15,27 +15,31 @@ class Painter {
   paint() {
     const { chart } = this, ratio = devicePixelRatio || 1, across = chart.place.clientWidth;
     if (!across) return;
-    const height = chart.lanesTop() + chart.lanesHeight() + 6;
+    chart.lay();
     chart.width = Math.max(across - AXIS - RIGHT, 10);
-    chart.height = height;
     this.color = palette();
-    const pen = this.pen = fit([chart.canvas, chart.overlay], across, height, this.color);
-    chart.setRange();
+    const pen = this.pen = fit([chart.canvas, chart.overlay], across, chart.height, this.color);
     this.axes();
     pen.save();
     pen.beginPath();
-    pen.rect(AXIS, 0, chart.width, height);
+    pen.rect(AXIS, 0, chart.width, chart.height);
     pen.clip();
-    const step = 1 / ratio, shown = chart.series.filter((one) => one.shown);
-    shown.forEach((one) => this.gaps(one, step));
-    for (const one of shown) if (this.isEnvelope(one)) this.envelope(one); else this.curve(one, step);
-    shown.forEach((one) => this.marks(one));
-    chart.strips().forEach((one, nth) => this.work(one, chart.stripTop(nth), chart.stripHeight() - 4));
-    this.lanes();
+    const step = 1 / ratio, shown = chart.series.filter((one) => one.shown), names = new Map();
     this.findings();
+    for (const row of chart.rows) {
+      row.series.forEach((one) => this.gaps(one, step));
+      const drawn = row.series.filter((one) => chart.isDrawn(one));
+      for (const one of drawn) if (this.isEnvelope(one)) this.envelope(one); else this.curve(one, step);
+      drawn.forEach((one) => this.marks(one));
+      if (row.name !== null) this.caption(row.name, AXIS + 6, row.top + 3, "left", this.color(row.series[0].color));
+      row.strips.forEach(({ one, top, tall }) => this.work(one, top, tall));
+      this.lanes(row, names);
+    }
+    chart.phases(names);
     pen.restore();
     this.cursor();
     this.limits(shown);
+    chart.overview?.paint();
     // For tests, and for whoever waits for the picture.
     chart.place.dataset.painted = String(Number(chart.place.dataset.painted || 0) + 1);
   }
@@ -46,21 +50,28 @@ class Painter {
     const bucket = (one) => one.curve.bucketAt((from + to) / 2 - one.shift);
     const thinned = shown.filter((one) => bucket(one) > pixel), isEnvelope = shown.some((one) => this.isEnvelope(one));
     const drawn = (to - from) / ENVELOPE_PARTS * (2 * ENVELOPE_BESIDE + 1);
-    chart.note((isEnvelope ? `Curves are the highest and the lowest of ${duration(drawn)} around each time; a narrower view has each reading. ` : "") + (thinned.length ? `Between the points of ${thinned.length === 1 ? thinned[0].name : "some curves"} only extremes are known: `
+    const unknown = chart.isHeadroom ? shown.filter((one) => !one.capacity) : [];
+    chart.note((unknown.length ? `What is free on ${unknown.map(({ name }) => name).join(", ")} is not known, and not drawn. ` : "") + (isEnvelope ? `Curves are the highest and the lowest of ${duration(drawn)} around each time; a narrower view has each reading. ` : "") + (thinned.length ? `Between the points of ${thinned.length === 1 ? thinned[0].name : "some curves"} only extremes are known: `
       + `the page has the lowest and highest of every ${duration(Math.max(...thinned.map(bucket)))}.` : ""));
   }
 
   axes() {
-    const { chart, pen } = this, { range, view, width } = chart;
-    pen.fillStyle = this.color("--dim");
-    pen.textBaseline = "middle";
-    pen.textAlign = "right";
-    if (chart.tall()) byteAxis(pen, this.color, range, 8, range[1], width, (bytes) => chart.y(bytes));
-    chart.strips().forEach((one, nth) => pen.fillText(`${one.short ?? one.name} work`, AXIS - 6, chart.stripTop(nth + 0.5) - 2, AXIS - 8));
-    let top = chart.lanesTop();
-    for (const lane of chart.lanes) {
-      pen.fillText(lane.short, AXIS - 6, top + lane.height / 2 - 1, AXIS - 8);
-      top += lane.height;
+    const { chart, pen } = this, { view, width } = chart;
+    for (const row of chart.rows) {
+      const [first] = row.series.filter((one) => chart.isDrawn(one)), about = chart.areRows ? 2 : 8;
+      if (first && chart.isHeadroom) freeAxis(pen, this.color, row.mostFree, chart.areRows ? 3 : 1, width, (free) => row.floor - heightOfFree(free, row.mostFree) * (row.floor - row.top));
+      else if (row.floor > row.top) byteAxis(pen, this.color, row.range, about, row.range[1], width, (bytes) => row.floor - (bytes - row.range[0]) / (row.range[1] - row.range[0]) * (row.floor - row.top),
+        // The name of the strip stands beside the foot of a row.
+        chart.areRows ? row.range[0] + (row.range[1] - row.range[0]) / 8 : -Infinity);
+      pen.fillStyle = this.color("--dim");
+      pen.textBaseline = "middle";
+      pen.textAlign = "right";
+      for (const { one, top, tall } of row.strips) pen.fillText(chart.areRows ? "work" : `${one.short ?? one.name} work`, AXIS - 6, top + tall / 2, AXIS - 8);
+      let top = row.lanesTop;
+      for (const lane of row.lanes) {
+        pen.fillText(lane.short, AXIS - 6, top + lane.height / 2 - 1, AXIS - 8);
+        top += lane.height;
+      }
     }
     pen.textAlign = "center";
     pen.textBaseline = "top";
@@ -71,7 +82,7 @@ class Painter {
     for (let at = Math.ceil(view[0] / tick) * tick; at <= view[1]; at += tick) {
       const x = chart.x(at);
       if (x < AXIS + 14 || x > AXIS + width - 14) continue;
-      pen.fillText(chart.axis.tick(at, digits), x, chart.floor() + STRIP + 4);
+      pen.fillText(chart.axis.tick(at, digits), x, chart.ticksTop);
     }
   }
 
@@ -85,7 +96,7 @@ class Painter {
       if (left > AXIS + chart.width) break;
       // Of gaps that are narrower than a pixel, one is drawn.
       if (end < drawn && right - left <= least) continue;
-      pen.fillRect(left, chart.floor() + 1, right - left, STRIP - 1);
+      pen.fillRect(left, one.row.floor + 1, right - left, STRIP - 1);
       drawn = right;
     }
   }
@@ -106,7 +117,7 @@ class Painter {
       // What is not known stays a gap.
       if (parts[nth].most === -Infinity) continue;
       const around = parts.slice(nth - ENVELOPE_BESIDE, nth + ENVELOPE_BESIDE + 1);
-      const top = chart.y(Math.max(...around.map(({ most }) => most))), bottom = chart.y(Math.min(...around.map(({ least }) => least)));
+      const top = chart.y(one, Math.max(...around.map(({ most }) => most))), bottom = chart.y(one, Math.min(...around.map(({ least }) => least)));
       // Whole pixels, so that parts beside each other have no seam.
       const [left, right] = [nth, nth + 1].map((end) => Math.round(chart.x((first + end) * long + one.shift))), wide = right - left;
       pen.fillStyle = color;
@@ -120,7 +131,7 @@ class Painter {
 
   curve(one, step) {
     const { chart, pen } = this, columns = Math.ceil(chart.width / step), { curve } = one;
-    const per = (chart.view[1] - chart.view[0]) * step / chart.width, thick = Math.max(1.4, step), floor = chart.floor();
+    const per = (chart.view[1] - chart.view[0]) * step / chart.width, thick = Math.max(1.4, step), { floor } = one.row, isFilled = chart.filled || chart.areRows;
     const color = this.color(one.color), bands = chart.hasBands(one);
     for (let column = 0; column < columns; column++) {
       const from = chart.view[0] + column * per - one.shift;
@@ -130,9 +141,9 @@ class Painter {
       // The value before the column's begin counts too, so that a change at the begin is drawn as a vertical line.
       const { least, most } = curve.extremes(from - per * 1e-6, until);
       if (most === -Infinity) continue;
-      const x = AXIS + column * step, top = chart.y(most), bottom = chart.y(least);
+      const x = AXIS + column * step, top = chart.y(one, most), bottom = chart.y(one, least);
       if (bands) this.bands(one, from, x, top, step, color);
-      else if (chart.filled) {
+      else if (isFilled) {
         pen.fillStyle = color;
         pen.globalAlpha = 0.1;
         pen.fillRect(x, top, step, floor - top);
@@ -167,39 +178,41 @@ class Painter {
     const { chart, pen } = this, held = one.curve.extremes(from, from).most;
     pen.fillStyle = color;
     pen.globalAlpha = one.holders?.colors ? 0.1 : 0.25;
-    pen.fillRect(x, top, step, chart.floor() - top);
+    pen.fillRect(x, top, step, one.row.floor - top);
     pen.globalAlpha = 0.85;
     for (const { nth, from: low, to } of held === -Infinity ? [] : chart.bands(one, from + one.shift, held)) {
       const [own, alpha] = one.holders?.colors?.[nth] ?? [null, 0.85];
       pen.fillStyle = own ? this.color(own) : bandColor(nth);
       pen.globalAlpha = alpha;
-      pen.fillRect(x, chart.y(to), step, chart.y(low) - chart.y(to));
+      pen.fillRect(x, chart.y(one, to), step, chart.y(one, low) - chart.y(one, to));
     }
     pen.globalAlpha = 1;
   }
 
   // The lines of capacity and headroom, and the peak with its value.
   marks(one) {
-    const { chart, pen } = this, color = this.color(one.color);
+    const { chart, pen } = this, color = this.color(one.color), [low, high] = one.row.range;
     pen.strokeStyle = color;
     pen.fillStyle = color;
     for (const [bytes, dash, name] of [[one.capacity, [6, 4], "usable"], [one.headroom, [2, 4], "little headroom from"]]) {
-      if (!bytes || bytes > chart.range[1] || bytes < chart.range[0]) continue;
-      const y = Math.round(chart.y(bytes)) + 0.5;
+      // What is usable is the top of an axis of what is free.
+      if (!bytes || (chart.isHeadroom ? name === "usable" : bytes > high || bytes < low)) continue;
+      const y = Math.round(chart.y(one, bytes)) + 0.5;
       pen.setLineDash(dash);
       pen.beginPath(); pen.moveTo(AXIS, y); pen.lineTo(AXIS + chart.width, y); pen.stroke();
       pen.setLineDash([]);
       // A narrow chart has no room for both.
-      if (one.namesCapacity && (name === "usable" || chart.width > 500)) this.caption(`${name} ${gib(bytes)}`, AXIS + chart.width - 6, y + (name === "usable" ? -16 : 2), "right", color);
+      if (one.namesCapacity && !chart.areRows && (name === "usable" || chart.width > 500)) this.caption(`${name} ${gib(bytes)}`, AXIS + chart.width - 6, y + (name === "usable" ? -16 : 2), "right", color);
     }
     if (!one.peak) return;
-    const x = chart.x(one.peak[1] + one.shift), y = chart.y(one.peak[0]);
+    const x = chart.x(one.peak[1] + one.shift), y = chart.y(one, one.peak[0]);
     if (x < AXIS || x > AXIS + chart.width) return;
     pen.fillStyle = color;
     pen.beginPath(); pen.arc(x, y, 4, 0, 2 * Math.PI); pen.fill();
-    if (!one.namesPeak) return;
-    const left = x > AXIS + chart.width - 190;
-    this.caption(`peak ${gib(one.peak[0])}`, x + (left ? -8 : 8), y + 6, left ? "right" : "left", this.color("--text"));
+    if (!one.namesPeak && !(chart.areRows && chart.rows.length <= FEW_GPU_ROWS)) return;
+    // Beside the name of the row, which stands at its left end.
+    const left = x > AXIS + chart.width - 190, beside = chart.areRows ? Math.max(x + 8, AXIS + 16 + pen.measureText(one.row.name).width) : x + 8;
+    this.caption(`peak ${gib(one.peak[0])}`, left ? x - 8 : beside, y + 6, left ? "right" : "left", this.color("--text"));
   }
 
   // Text on a ground of its own, so that curves do not cross it.
@@ -215,10 +228,10 @@ class Painter {
     pen.fillText(text, x, y + 2);
   }
 
-  // Above the plot, a bar for as long as each finding held, from a mark at its begin.
+  // Above the plot, a bar for as long as each finding held, from a mark at its begin; with rows, also behind those that it concerns.
   findings() {
     const { chart, pen } = this;
-    for (const { from, to, color } of chart.findings) {
+    for (const { from, to, color, on } of chart.findings) {
       const left = chart.x(from), right = Math.max(chart.x(to), left + 2);
       if (right < AXIS || left > AXIS + chart.width) continue;
       pen.fillStyle = this.color(color);
@@ -226,17 +239,19 @@ class Painter {
       pen.beginPath();
       pen.moveTo(left - 4, 1); pen.lineTo(left + 4, 1); pen.lineTo(left, 9);
       pen.fill();
+      if (!chart.areRows || !on?.length) continue;
+      pen.globalAlpha = 0.12;
+      for (const row of chart.rows) if (row.series.some(({ key }) => on.includes(key))) pen.fillRect(left, row.top, right - left, row.floor - row.top);
+      pen.globalAlpha = 1;
     }
   }
 
-  lanes() {
-    let top = this.chart.lanesTop();
-    const drawn = new Map();
-    for (const lane of this.chart.lanes) {
-      this.lane(lane, top, drawn);
+  lanes(row, names) {
+    let top = row.lanesTop;
+    for (const lane of row.lanes) {
+      this.lane(lane, top, names);
       top += lane.height;
     }
-    this.chart.phases(drawn);
   }
 
   // Adds the phases that are in view to `names`, each with its tone.

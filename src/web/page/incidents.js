@@ -27,6 +27,15 @@ function inShort(incidents) {
   return critical ? `${critical} critical` : warnings ? `${warnings} warning${warnings > 1 ? "s" : ""}` : "";
 }
 
+// The icon of the page's tab: a disc in the color of the worst incident that goes on, with a mark that needs no color.
+function drawIcon(incidents) {
+  const worst = SEVERITIES.find((severity) => incidents.some((one) => one.ended_unix_nano === null && one.severity === severity));
+  const [color, mark] = { critical: ["#b3261e", "!"], warning: ["#b26a00", "!"] }[worst] ?? ["#1c7a3e", ""];
+  const drawing = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="8" fill="${color}"/><text x="8" y="12.5" font-family="sans-serif" font-size="13" font-weight="bold" text-anchor="middle" fill="#fff">${mark}</text></svg>`;
+  const icon = document.querySelector("link[rel=icon]"), address = `data:image/svg+xml,${encodeURIComponent(drawing)}`;
+  if (icon.href !== address) icon.href = address;
+}
+
 const oftenOf = ({ times, begin_unix_nano: begin, again_unix_nano: again }) => times === 1 ? `since ${when(begin)}`
   : `${times.toLocaleString("en")} times since ${when(begin)}, the last at ${when(again)}`;
 const costOf = ({ lost_seconds: lost, ranks, waiting_ranks: waiting }) => lost === null ? null

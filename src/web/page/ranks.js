@@ -58,7 +58,7 @@ class LiveRank {
     if (this.spans.count > most) this.spans.forget(this.spans.count - Math.floor(most * 0.75));
   }
 
-  get whose() { return { key: `${this.rank} ${this.id}`, job: this.id, jobName: this.job, rank: this.rank }; }
+  get whose() { return { key: `${this.rank} ${this.id}`, job: this.id, jobName: this.job, rank: this.rank, gpus: this.gpus }; }
 
   // What the page has of an interval: spans of before, and those that came.
   between(from, to) {

@@ -3,12 +3,12 @@
 
 // What is shown at first, seconds, and the widths that have buttons.
 const WIDTH = 30, WIDTHS = [["1", "10 s", 10], ["2", "1 min", 60], ["3", "10 min", 600]];
-const LIVE_HELP = " l follows the present; 1, 2 and 3 follow 10 seconds, a minute and 10 minutes. Below the plot, the work of each GPU: a kernel "
+const LIVE_HELP = " The space bar stops the page and lets it go on, l follows the present; 1, 2 and 3 follow 10 seconds, a minute and 10 minutes. Below the plot, the work of each GPU: a kernel "
   + "ran (light), its multiprocessors had work (darker), its tensor cores worked (full).";
 // How often tables of numbers that always change are made anew, milliseconds.
 const TABLES_EVERY = 1000;
-// Ranks in the chart, and how many at first; GPUs drawn at first; rows of a table, and incidents of before, at first.
-const MOST_LANES = 64, FEW_LANES = 8, FEW_GPUS = 8, FEW_ROWS = 8;
+// Ranks in the chart, and how many at first; GPUs drawn at first, and of more than these; rows of a table, and incidents of before, at first.
+const MOST_LANES = 64, FEW_LANES = 8, FEW_GPUS = 8, FEWER_GPUS = 4, FEW_ROWS = 6;
 
 const COLORS = { critical: "--bad", warning: "--warn" };
 
@@ -35,9 +35,29 @@ class Live {
     this.notice = element("p", { class: "notice", role: "status" });
     // The first stop of the keyboard, and unseen until then.
     const skip = element("button", { class: "skip", onclick: () => this.region?.chart.place.focus() }, "To the chart");
+    this.search = new Search(this);
     document.getElementById("about").append(skip, element("h1", {}, "highwater"),
       element("nav", { "aria-label": "Pages" }, element("a", { href: "#/" }, "Overview"), " ", element("a", { href: "#/findings" }, "Findings"), " ",
-        element("a", { href: "#/captures" }, "Captures"), " ", element("a", { href: "metrics" }, "Metrics"), " ", element("a", { href: "api/v1/openapi.json" }, "API"), " ", this.state), this.source, this.notice, this.news);
+        element("a", { href: "#/captures" }, "Captures"), " ", element("a", { href: "metrics" }, "Metrics"), " ", element("a", { href: "api/v1/openapi.json" }, "API"), " ", this.search.place, " ", this.state), this.source, this.notice, this.news);
+  }
+
+  // Stops what the page shows at this moment, or lets it go on. What the daemon sends is received all the while.
+  pause(chart) {
+    if (this.paused) { chart.follow(this.paused.width); this.follow(); } else {
+      this.paused = { width: chart.following ?? Math.min(chart.view[1] - chart.view[0], 600), at: this.feed.now };
+      if (chart.following !== null) chart.show(...chart.view);
+      chart.say(`Stopped at ${chart.axis.moment(this.paused.at).slice(0, 8)}. The space bar lets the page go on.`);
+    }
+    this.drawState();
+  }
+
+  // The page follows the present, or a reader asks for it.
+  resume() {
+    if (!this.paused) return;
+    this.paused = null;
+    this.drawState();
+    this.page?.lists?.();
+    this.page?.tables?.();
   }
 
   // The address: the parts of the path, and the interval that it names.
@@ -64,13 +84,14 @@ class Live {
     }
     if (what === "findings") this.announce();
     if (what === "incidents") { this.retitle(); this.showTroubled(); }
-    if (this.page && what !== "update") this.page.lists?.();
+    if (this.page && what !== "update" && !this.paused) this.page.lists?.();
     const now = performance.now();
-    if (this.page && what === "update" && now - (this.tabled ?? -Infinity) > TABLES_EVERY) { this.tabled = now; this.page.tables?.(); }
+    if (this.page && what === "update" && !this.paused && now - (this.tabled ?? -Infinity) > TABLES_EVERY) { this.tabled = now; this.page.tables?.(); }
   }
 
   drawState() {
-    const texts = { live: "live", connecting: "connecting", paused: "paused while hidden", disconnected: "disconnected; trying again" };
+    const stopped = this.paused ? `stopped at ${clock(this.feed.originMs).moment(this.paused.at).slice(0, 8)}` : null;
+    const texts = { live: stopped ?? "live", connecting: "connecting", paused: "paused while hidden", disconnected: "disconnected; trying again" };
     clearTimeout(this.stateful);
     // A stream is renewed every ten minutes, which takes a second and is no news.
     this.stateful = setTimeout(() => {
@@ -90,10 +111,11 @@ class Live {
     this.region?.chart.end();
     this.page?.end?.();
     this.region = null;
+    this.resume();
     this.whole = new Set();
     this.seen = new Set();
     const { parts, from, to } = this.address(), [kind, name] = parts;
-    const pages = { gpu: () => this.gpu(name), job: () => this.job(name), finding: () => this.finding(Number(name)),
+    const pages = { gpu: () => this.gpu(name), job: () => this.job(name, parts[2]), finding: () => this.finding(Number(name)),
       findings: () => this.findings(), captures: () => this.captures(), capture: () => this.capture(name) };
     this.main.replaceChildren();
     this.page = (kind === undefined ? () => this.overview() : Object.hasOwn(pages, kind) ? pages[kind] : () => this.nothing("There is no such page."))();
@@ -105,9 +127,10 @@ class Live {
     document.documentElement.dataset.ready = "true";
   }
 
-  // The title says first what goes on, because a tab shows no more than its begin.
+  // The title says first what goes on, because a tab shows no more than its begin, and its icon has the color of the worst.
   retitle() {
     if (!this.page) return;
+    drawIcon(this.feed.incidents);
     const title = [inShort(this.feed.incidents), this.page.title, "highwater"].filter(Boolean).join(" · ");
     if (document.title !== title) document.title = title;
   }
@@ -121,9 +144,9 @@ class Live {
   chart(gpus, ranks, findings) {
     this.scope = { gpus, ranks, findings };
     this.inChart = [];
-    const series = [...this.feed.gpus.values()].filter(gpus).map((gpu, at) => this.series(gpu, at));
-    const region = chartRegion({ series, lanes: [], findings: [], bounds: [this.feed.oldest(), this.feed.now], axis: clock(this.feed.originMs),
-      moved: (view) => this.moved(view), ranks: () => this.wholeRanks() }, [["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
+    const series = this.allSeries(gpus);
+    const region = chartRegion({ series, lanes: [], findings: [], bounds: [this.feed.oldest(), this.feed.now], axis: clock(this.feed.originMs), worst: (one) => this.worstOf(one.gpu), areRows: series.length > 1,
+      moved: (view) => this.moved(view), ranks: () => this.wholeRanks() }, [[" ", "Pause", (chart) => this.pause(chart)], ["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
       ...WIDTHS.map(([key, text, width]) => [key, text, (chart) => chart.follow(width)])], LIVE_HELP);
     const { chart } = region;
     this.region = region;
@@ -171,26 +194,34 @@ class Live {
     return ranks.sort((a, b) => trouble.get(a) - trouble.get(b));
   }
 
-  // The GPUs, with those that are gone, in an incident, or fullest first.
+  // How far above the others a GPU belongs: first those that are gone, then those in an incident.
+  worstOf(gpu) { return gpu.up ? this.recent().some(({ gpus }) => gpus.some(({ uuid }) => uuid === gpu.uuid)) ? 1 : 2 : 0; }
+
+  // The GPUs, the worst first, and of alike ones the fullest.
   worstGpus() {
-    const recent = new Set(this.recent().flatMap(({ gpus }) => gpus.map(({ uuid }) => uuid)));
-    const trouble = (gpu) => gpu.up ? recent.has(gpu.uuid) ? 1 : 2 : 0;
-    return [...this.feed.gpus.values()].sort((a, b) => trouble(a) - trouble(b) || (shareOf(b) ?? 0) - (shareOf(a) ?? 0));
+    const trouble = new Map([...this.feed.gpus.values()].map((gpu) => [gpu, this.worstOf(gpu)]));
+    return [...trouble.keys()].sort((a, b) => trouble.get(a) - trouble.get(b) || (shareOf(b) ?? 0) - (shareOf(a) ?? 0));
   }
 
-  series(gpu, at) {
-    return { gpu, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, activity: gpu.activity, shift: 0, capacity: null, headroom: null,
-      get peak() { return gpu.memory.peak(); }, namesCapacity: at === 0, namesPeak: false, shown: at < FEW_GPUS, allocations: [],
+  allSeries(gpus) {
+    const all = [...this.feed.gpus.values()].filter(gpus);
+    return all.map((gpu, at) => this.series(gpu, at, at < (all.length > FEW_GPUS ? FEWER_GPUS : FEW_GPUS)));
+  }
+
+  series(gpu, at, shown) {
+    return { gpu, key: gpu.uuid, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, activity: gpu.activity, shift: 0, capacity: null, headroom: null,
+      get peak() { return gpu.memory.peak(); }, namesCapacity: at === 0, namesPeak: false, shown, allocations: [],
       get holders() { return gpu.breakdown.holders; } };
   }
 
   // Brings the chart up to the present.
   follow() {
     if (!this.region || document.hidden) return;
+    if (this.region.chart.following !== null) this.resume();
     const { feed } = this, { chart, buttons } = this.region, { gpus, findings } = this.scope;
     const present = [...feed.gpus.values()].filter(gpus);
     if (present.length !== chart.series.length || present.some((gpu, at) => chart.series[at].gpu !== gpu)) {
-      chart.series = present.map((gpu, at) => this.series(gpu, at));
+      chart.series = this.allSeries(gpus);
       drawLegend(this.region.legend, chart);
     }
     for (const one of chart.series) {
@@ -206,9 +237,10 @@ class Live {
     const unseen = this.missing().join(" ");
     if (this.unseen.textContent !== unseen) this.unseen.textContent = unseen;
     buttons.get("l").setAttribute("aria-pressed", String(chart.following !== null));
+    buttons.get(" ").setAttribute("aria-pressed", String(Boolean(this.paused)));
     for (const { one, least, most } of chart.inView()) {
       const now = one.gpu.up ? one.gpu.memory.now() : NaN;
-      const text = `${gib(now)} now, ${most === -Infinity ? "not known" : `${gib(least)} to ${gib(most)}`} in view`;
+      const text = `${this.paused ? "" : `${gib(now)} now, `}${most === -Infinity ? "not known" : `${gib(least)} to ${gib(most)}`} in view`;
       if (one.value && one.value.textContent !== text) one.value.textContent = text;
     }
     this.refine();
@@ -218,8 +250,14 @@ class Live {
   mark(found) {
     const { feed } = this, { axis } = this.region.chart, at = feed.seconds(found.seen_unix_nano), first = feed.seconds(found.first.seen_unix_nano);
     const said = (seconds, what) => `${found.finding}, ${axis.after(seconds).slice(0, 11)}: ${what}`;
-    return { from: feed.seconds(found.begin_unix_nano), to: Math.max(at, feed.seconds(found.begin_unix_nano)), color: COLORS[found.severity] ?? "--note",
+    return { from: feed.seconds(found.begin_unix_nano), to: Math.max(at, feed.seconds(found.begin_unix_nano)), color: COLORS[found.severity] ?? "--note", on: this.gpusOf(found),
       text: said(first, found.first.what), last: found.signs > 1 ? { at, text: said(at, found.what) } : null };
+  }
+
+  // The GPUs that a finding is about: its own, or those of its rank.
+  gpusOf({ uuid, job_id: id, rank: number }) {
+    if (uuid !== null) return [uuid];
+    return number === null ? [] : this.feed.ranks.list().filter((rank) => rank.id === id && rank.rank === number).flatMap(({ gpus }) => gpus);
   }
 
   // What is drawn instead of what the daemon does not keep any more, in a sentence; null if all of the view is kept.
@@ -254,14 +292,17 @@ class Live {
     const shown = feed.ranks.list().filter(this.scope.ranks), several = new Set(shown.map(({ id }) => id)).size > 1;
     const most = this.whole.has("ranks") ? MOST_LANES : FEW_LANES;
     if (shown.length > most) this.sortByTrouble(shown);
-    this.inChart = shown.slice(0, most);
+    // In rows, of many ranks only those on GPUs that have one.
+    const drawn = new Set(chart.series.filter((one) => one.shown).map(({ key }) => key)), isDrawn = ({ gpus }) => gpus.some((uuid) => drawn.has(uuid));
+    const own = chart.areRows && shown.length > most ? shown.filter(isDrawn) : shown;
+    this.inChart = (own.length ? own : shown).slice(0, most);
     chart.lanes = this.inChart.map((rank) => rank.lane(chart.view, feed.now, several));
     return shown.length;
   }
 
-  // All that the page has of the ranks of this page, also of those that are not in the chart.
+  // All that the page has of all ranks, also of those that are not in the chart.
   wholeRanks() {
-    return this.feed.ranks.list().filter(this.scope.ranks).map((rank) => ({ ...rank.whose, shift: 0, isThinned: Boolean(this.feed.ranks.past?.leftOut), spans: rank.between(-Infinity, Infinity).columns }));
+    return this.feed.ranks.list().map((rank) => ({ ...rank.whose, shift: 0, isThinned: Boolean(this.feed.ranks.past?.leftOut), spans: rank.between(-Infinity, Infinity).columns }));
   }
 
   // Requests the memory that the view lacks, one request for each GPU at a time.
@@ -413,14 +454,16 @@ class Live {
     return found.job !== null && this.feed.ranks.list().some((rank) => rank.id === found.job_id && (found.rank === null || rank.rank === found.rank) && rank.gpus.includes(gpu.uuid));
   }
 
-  job(name) {
-    const { feed } = this, isMeant = ({ job, id }) => id === name || job === name, own = isMeant;
+  // `number`: the only rank that the chart shows, as text of the address.
+  job(name, number) {
+    const { feed } = this, isMeant = ({ job, id }) => id === name || job === name, own = isMeant, drawn = (rank) => own(rank) && (number === undefined || String(rank.rank) === number);
     const known = feed.jobs.some(isMeant) || feed.ranks.list().some(own);
     if (!known) return this.nothing(`No job ${name} is known.`);
-    this.main.append(element("h2", {}, "Job ", element("bdi", {}, name)));
-    const gpus = () => new Set(feed.ranks.list().filter(own).flatMap((rank) => rank.gpus));
+    if (number !== undefined && !feed.ranks.list().some(drawn)) return this.nothing(`No rank ${number} of job ${name} is known.`);
+    this.main.append(element("h2", {}, "Job ", element("bdi", {}, name), number === undefined ? null : [` rank ${number} `, link(["job", name], "All ranks")]));
+    const gpus = () => new Set(feed.ranks.list().filter(drawn).flatMap((rank) => rank.gpus));
     const above = this.part(() => this.incidentsAbove(this.incidentsHere()));
-    this.chart((gpu) => gpus().has(gpu.uuid), own, (found) => found.job_id === name || found.job === name || (found.job === null && gpus().has(found.uuid)));
+    this.chart((gpu) => gpus().has(gpu.uuid), drawn, (found) => found.job_id === name || found.job === name || (found.job === null && gpus().has(found.uuid)));
     const below = this.part(() => this.incidentsBelow(this.incidentsHere(), () => below()));
     let answer = { ranks: [] };
     const tables = this.part(() => {
@@ -435,7 +478,7 @@ class Live {
     const profiles = new Profiles(name, () => [...new Set(feed.ranks.list().filter(own).map(({ rank }) => rank))].sort((a, b) => a - b));
     this.main.append(profiles.place);
     let asked = -Infinity;
-    return { title: name, lists: () => { above(); below(); }, end: () => profiles.end(), tables: () => {
+    return { title: number === undefined ? name : `${name} rank ${number}`, lists: () => { above(); below(); }, end: () => profiles.end(), tables: () => {
       above();
       profiles.update();
       if (performance.now() - asked > 2000) { asked = performance.now(); load(); }

@@ -65,7 +65,7 @@ function seriesOf(report) {
       const name = several ? `${recording.name}, GPU ${gpu.index}` : `GPU ${gpu.index}`;
       gpu.curve = new Curve(gpu.times, gpu.used, Math.max(seconds(recording.duration_ns), 1e-6),
         gpu.bucket_ns === null ? 0 : seconds(gpu.bucket_ns));
-      series.push({ name, short: several ? `${nth + 1}: GPU ${gpu.index}` : name, color: `--c${series.length % 8}`, curve: gpu.curve, activity: gpu.activity, shift: recording.shift, capacity: gpu.usable_bytes,
+      series.push({ key: `${nth} ${gpu.uuid}`, name, short: several ? `${nth + 1}: GPU ${gpu.index}` : name, color: `--c${series.length % 8}`, curve: gpu.curve, activity: gpu.activity, shift: recording.shift, capacity: gpu.usable_bytes,
         peak: gpu.peak_bytes === null ? null : [gpu.peak_bytes, seconds(gpu.peak_after_ns)],
         namesPeak: count <= 8 && (several || gpu.peak_bytes === most || count <= 2), namesCapacity: false, shown: true,
         holders: holdersOf(gpu),
@@ -108,7 +108,7 @@ function lanesOf(report) {
       const short = `${several ? `${nth + 1}: ` : ""}${jobs ? `${job.slice(0, 7)} ` : "rank "}${rank}`;
       lanes.push(new Lane(`${several ? `${recording.name}, ` : ""}${job} rank ${rank}`, short, { begin: of(columns.begin),
         end: of(columns.end), step: of(columns.step), peak: of(columns.peak), of: spans.map((span) => rows[columns.row[span]]) },
-      { key: `${nth} ${position}`, job: `${nth} ${job}`, jobName: several ? `${job} in ${recording.name}` : job, rank, isThinned: recording.left_out > 0 }, recording.shift));
+      { key: `${nth} ${position}`, job: `${nth} ${job}`, jobName: several ? `${job} in ${recording.name}` : job, rank, gpus: recording.gpus_of[position].map((uuid) => `${nth} ${uuid}`), isThinned: recording.left_out > 0 }, recording.shift));
     });
   });
   return lanes;
@@ -205,7 +205,7 @@ function findings(report, chart) {
 
 function tables(report, chart) {
   const made = [], several = report.recordings.length > 1;
-  for (const recording of report.recordings) {
+  for (const [nth, recording] of report.recordings.entries()) {
     const of = several ? ` in ${recording.name}` : "";
     const jump = (span, text) => span === null ? "not known" : element("button", {
       onclick: () => {
@@ -255,7 +255,7 @@ function tables(report, chart) {
         ["size", "allocated at", "lasted"], gpu.largest.map((one) => [gib(one.bytes), duration(seconds(one.after_ns)),
           one.freed ? duration(seconds(one.lasted_ns)) : "never freed"]), 0));
     }
-    for (const { index, allocator } of recording.gpus) {
+    for (const { index, uuid, allocator } of recording.gpus) {
       if (!allocator) continue;
       const { peak, holders, failures } = allocator, less = (whole, part) => whole === null || part === null ? null : whole - part;
       const unused = less(peak.reserved_bytes, peak.allocated_bytes);
@@ -266,9 +266,14 @@ function tables(report, chart) {
           + `${unused !== null && unused >= 0 ? `; ${gib(unused)} were not in use` : ""}. At the end it had reserved ${gib(allocator.reserved_bytes)}: ${gib(less(allocator.reserved_bytes, allocator.in_use_bytes))} `
           + `not in use, ${gib(less(allocator.in_use_bytes, allocator.requested_bytes))} lost to rounding.`),
         table(`Memory at the peak by place in the program, GPU ${index}${of}`, ["place", "held", "allocations"], rows, 1));
+      if (allocator.stacks.held.some(({ frames }) => frames.length)) {
+        const flame = flameGraph(allocator.stacks, `memory at the peak by stack, GPU ${index}${of}`);
+        chart.stacks.set(`${nth} ${uuid}`, flame);
+        made.push(element("h3", {}, `By stack${of}`), flame.place);
+      }
       const { sites, moments } = allocator.bands;
       if (sites.length) made.push(element("h2", {}, `Who held memory over time on GPU ${index}${of}`),
-        element("p", {}, `The bands in the chart, from below; all others are above them. There are ${moments.length.toLocaleString("en")} stretches of time, and each shows its highest moment.`),
+        element("p", {}, `The bands in the chart, from below, of which a click shows the stacks; all others are above them. There are ${moments.length.toLocaleString("en")} stretches of time, and each shows its highest moment.`),
         table(`Memory over time by place in the program, GPU ${index}${of}`, ["place", "most"], sites.map(({ site, highest_bytes: most }, nth) =>
           [element("span", {}, swatch(bandColor(nth)), ` ${site}`), gib(most)]), 1));
       if (failures.length) made.push(element("h2", {}, `No memory on GPU ${index}${of}`), table(`Allocations that failed on GPU ${index}${of}`,
@@ -298,6 +303,9 @@ const milliseconds = (ns) => ns === null ? "not known" : `${(ns / 1e6).toFixed(2
 const share = (part, whole) => whole ? `${(part / whole * 100).toFixed(1)} %` : "";
 const bandwidth = (perSecond) => perSecond === null ? "not known" : `${(perSecond / 1e9).toFixed(1)} GB/s`;
 
+// Kernels that are listed, and letters of their names.
+const MOST_KERNELS = 20, MOST_KERNEL_NAME = 70;
+
 // What each GPU did in each step of a trace of the profiler, and its collectives.
 function traceTables(recording, of, jump) {
   const { steps, steps_left_out: more, unusable_events: unusable, unknown_collectives: unknown } = recording.trace;
@@ -313,6 +321,10 @@ function traceTables(recording, of, jump) {
     milliseconds(kind.total_ns), bytes(kind.bytes), bandwidth(kind.bus_bytes_per_second)]));
   if (collectives.length) made.push(element("h2", {}, `Collectives${of}`), table(`Collectives by step and kind${of}`,
     ["step", "collective", "count", "time", "messages", "bus bandwidth"], collectives, 2));
+  const kernels = recording.rows.filter(({ kind }) => kind === "layer").sort((a, b) => b.count * b.mean_ns - a.count * a.mean_ns), all = kernels.reduce((sum, { count, mean_ns: mean }) => sum + count * mean, 0);
+  if (kernels.length) made.push(element("h2", {}, `Kernels${of}`), table(`The kernels and copies that took the most time${kernels.length > MOST_KERNELS ? `; there are ${kernels.length - MOST_KERNELS} more` : ""}${of}`,
+    ["kernel or copy", "on", "count", "time", "of all", "mean", "longest"], kernels.slice(0, MOST_KERNELS).map((row) => [element("span", { title: row.name }, row.name.length > MOST_KERNEL_NAME ? `${row.name.slice(0, MOST_KERNEL_NAME)}…` : row.name), recording.ranks[row.rank][0], row.count.toLocaleString("en"),
+      milliseconds(row.count * row.mean_ns), share(row.count * row.mean_ns, all), duration(row.mean_ns / 1e9), jump(row.longest, duration(seconds(row.longest.duration_ns)))]), 2));
   if (more) made.push(element("p", {}, `${more.toLocaleString("en")} further steps are not listed here; JSON has them.`));
   if (unusable) made.push(element("p", {}, `${unusable.toLocaleString("en")} events of the trace could not be used.`));
   if (unknown.length) made.push(element("p", {}, `Collectives of unknown kind: ${unknown.join(", ")}`));
@@ -362,14 +374,25 @@ function longestSteps(recording) {
 
 function marksOf(report) {
   const colors = { critical: "--bad", warning: "--warn" };
-  return report.recordings.flatMap((recording) => recording.findings.map((found) => ({
+  // The GPUs that a finding is about: its own, or those of its rank.
+  const gpusOf = ({ gpus, ranks, gpus_of: all }, { gpu, job, rank: number }) => gpu !== null ? gpus.filter(({ index }) => index === gpu).map(({ uuid }) => uuid)
+    : ranks.flatMap(([name, rank], nth) => name === job && rank === number ? all[nth] : []);
+  return report.recordings.flatMap((recording, nth) => recording.findings.map((found) => ({
     from: seconds(found.begin_after_ns) + recording.shift,
     to: seconds(found.end_after_ns ?? recording.duration_ns) + recording.shift,
     color: colors[found.severity] ?? "--note",
+    on: gpusOf(recording, found).map((uuid) => `${nth} ${uuid}`),
     text: `${found.kind}: ${(found.first ?? found).what}`,
     last: found.first && found.first.what !== found.what
       ? { at: seconds(found.seen_after_ns) + recording.shift, text: `${found.kind}: ${found.what}` } : null,
   })));
+}
+
+// How far above the others the row of a series belongs: by its worst finding, and then the fuller GPU first.
+function worstOf(marks) {
+  const trouble = new Map();
+  for (const { on, color } of marks) for (const key of on) trouble.set(key, Math.min(trouble.get(key) ?? 2, ["--bad", "--warn"].indexOf(color) + 1 || 2));
+  return ({ key, peak, capacity }) => (trouble.get(key) ?? 3) - (peak && capacity ? peak[0] / capacity / 2 : 0);
 }
 
 async function build() {
@@ -383,14 +406,19 @@ async function build() {
   const main = document.getElementById("report"), series = seriesOf(report), lanes = lanesOf(report);
   const length = Math.max(...report.recordings.map((recording) => seconds(recording.duration_ns) + recording.shift));
   const units = new Set(report.recordings.map((recording) => recording.times));
-  const hasChart = series.length > 0 || lanes.length > 0;
-  const { region, chart } = chartRegion({ series, lanes: lanes.slice(0, MOST_LANES), findings: marksOf(report),
+  const hasChart = series.length > 0 || lanes.length > 0, marks = marksOf(report);
+  const { region, chart } = chartRegion({ series, choose: (one, band) => { if (band.site) chart.stacks.get(one.key)?.choose(band.site); }, lanes: lanes.slice(0, MOST_LANES), findings: marks, worst: worstOf(marks),
+    // Curves of several recordings are compared on one axis.
+    areRows: report.recordings.length === 1 && series.filter(({ shown }) => shown).length > 1,
     bounds: [Math.min(0, ...report.recordings.map((recording) => recording.shift)), length],
-    axis: units.size === 1 && units.has("readings") ? READINGS : SECONDS });
+    axis: units.size === 1 && units.has("readings") ? READINGS : SECONDS },
+  [], "", [...series.length ? [] : "prhf", ...marks.length ? [] : "n", ...lanes.length ? [] : "s"]);
   // Layers alone have no times.
   main.replaceChildren(...hasChart ? [region] : []);
   if (lanes.length > MOST_LANES) region.append(element("p", {}, `${lanes.length - MOST_LANES} of ${lanes.length} ranks are not in the chart; the tables have all.`));
   chart.filled = series.length <= 2;
+  // The flame graph of each GPU of an allocator, which the chart's bands lead to.
+  chart.stacks = new Map();
   chart.draw();
   main.append(...[...comparison(report), ...rankTables(report), ...findings(report, chart), ...tables(report, chart)].filter((made) => made !== null));
   const [heading, place, draw] = profiles(report);

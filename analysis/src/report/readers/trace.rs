@@ -1,10 +1,10 @@
 //! Reads traces of PyTorch's profiler.
 //!
-//! Enters: a trace. Leaves: a report without memory, whose steps and phases are what the GPUs did. Invariant: numbers are of
-//! all events, and only what is drawn is joined and thinned.
+//! Enters: a trace. Leaves: a report without memory, whose steps and phases are what the GPUs did, and whose layers are kernels.
+//! Invariant: numbers are of all events, and only what is drawn is joined and thinned.
 
 use crate::import::bytes_of;
-use crate::kineto::{self, Activity, Stretch};
+use crate::kineto::{self, Activity, Op, Stretch, Trace};
 use crate::report::model::{Origin, Report};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
@@ -38,6 +38,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         spans.push(ended);
     });
     let analysis = analysis.map_err(|error| refuse("recording_unreadable", path, error))?;
+    add_kernels(&trace, rank, &mut spans, room, is_near);
     spans.lose(far);
     spans.finish();
     let origin = Origin {
@@ -55,7 +56,49 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     Ok(Report { begin_ns, end_ns, spans, trace, ..Report::of_file(path, origin) })
 }
 
-/// A stretch as a step or a phase. The GPU takes the place of the job, as several GPUs of one process have the same rank.
+/// Adds each kernel and copy as a layer: the longest of them one by one, as far as there is room beside what is there already, and the
+/// others only to the totals of their name.
+fn add_kernels(trace: &Trace, rank: u32, spans: &mut Spans, room: Room, is_near: impl Fn(i64) -> bool) {
+    let clock_ns = trace.clock_ns().unwrap_or(0);
+    let long = |op: &Op| op.end_ns.saturating_sub(op.begin_ns);
+    let near = || trace.ops.iter().filter(|op| is_near(op.begin_ns) && is_near(op.end_ns));
+    let free = room.spans.saturating_sub(spans.spans().len());
+    let mut lengths: Vec<i64> = near().map(long).collect();
+    let least = match free {
+        0 => i64::MAX,
+        free if free >= lengths.len() => 0,
+        free => *lengths.select_nth_unstable_by_key(free - 1, |length| std::cmp::Reverse(*length)).1,
+    };
+    // Several are as long as the last for which there is room.
+    let longer = near().filter(|op| long(op) > least).count();
+    let mut alike = free.saturating_sub(longer);
+    for op in near() {
+        let is_kept = long(op) > least || (long(op) == least && alike > 0);
+        let ended = Ended {
+            job: job_of(op.device),
+            rank,
+            kind: Kind::Layer,
+            name: trace.name_of(op).unwrap_or("a kernel whose name is not kept").to_owned(),
+            step: None,
+            begin_ns: op.begin_ns.saturating_add(clock_ns),
+            end_ns: op.end_ns.saturating_add(clock_ns),
+            peak_bytes: None,
+        };
+        if is_kept {
+            alike = alike.saturating_sub(usize::from(long(op) == least));
+            spans.push(ended);
+        } else {
+            spans.count(ended);
+        }
+    }
+}
+
+/// The GPU takes the place of the job, as several GPUs of one process have the same rank.
+fn job_of(device: u32) -> String {
+    format!("GPU {device}")
+}
+
+/// A stretch as a step or a phase.
 fn ended(stretch: &Stretch, rank: u32, clock_ns: i64) -> Ended {
     let (kind, name) = match stretch.activity {
         Activity::Step => (Kind::Step, "step"),
@@ -67,7 +110,7 @@ fn ended(stretch: &Stretch, rank: u32, clock_ns: i64) -> Ended {
         Activity::WaitsOtherwise => (Kind::Phase, "idle (other)"),
     };
     Ended {
-        job: format!("GPU {}", stretch.device),
+        job: job_of(stretch.device),
         rank,
         kind,
         name: name.to_owned(),

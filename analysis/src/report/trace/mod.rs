@@ -8,7 +8,7 @@ mod text;
 use crate::kineto::{Analysis, Trace};
 use serde_json::{Value, json};
 
-pub(super) use text::{headline, write_ranks, write_trace};
+pub(super) use text::{headline, write_kernels, write_ranks, write_trace};
 
 /// The most steps that a page lists.
 const MOST_STEPS: usize = 1_000;

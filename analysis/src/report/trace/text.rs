@@ -2,8 +2,11 @@
 
 use crate::kineto::{Analysis, Kind, Ranks, Step};
 use crate::report::printed::Printed;
+use crate::report::spans::{Row, Spans};
 use crate::report::table::{Table, size};
+use highwater_core::wire::Kind as WireKind;
 use highwater_engine::recording::printable;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 
@@ -108,6 +111,36 @@ fn write_collectives(steps: &[Step], out: &mut Printed) -> fmt::Result {
     }
     if !is_empty {
         out.table(table);
+    }
+    Ok(())
+}
+
+/// Kernels that are listed.
+const MOST_KERNELS: usize = 10;
+
+/// The kernels and copies that took the most time in all.
+pub(in crate::report) fn write_kernels(spans: &Spans, out: &mut Printed) -> fmt::Result {
+    let mut kernels: Vec<&Row> = spans.rows().iter().filter(|row| row.kind == WireKind::Layer).collect();
+    if kernels.is_empty() {
+        return Ok(());
+    }
+    kernels.sort_by_key(|row| Reverse(row.total_ns));
+    let all_ns: i64 = kernels.iter().map(|row| row.total_ns).fold(0, i64::saturating_add);
+    let mut table = Table::new(["time", "of all", "count", "longest", "on", "kernel or copy"]);
+    for row in kernels.iter().take(MOST_KERNELS) {
+        table.push([
+            milliseconds(row.total_ns.unsigned_abs()),
+            percent(row.total_ns.unsigned_abs(), all_ns.unsigned_abs()),
+            row.count.to_string(),
+            milliseconds(row.longest.duration_ns().unsigned_abs()),
+            spans.rank(row.rank).0.to_owned(),
+            row.name.clone(),
+        ]);
+    }
+    out.table(table);
+    let more = kernels.len().saturating_sub(MOST_KERNELS);
+    if more > 0 {
+        writeln!(out, "and {more} further kernels and copies")?;
     }
     Ok(())
 }
