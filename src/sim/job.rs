@@ -261,6 +261,11 @@ impl Timeline {
         Some([at("dp", rank % replicas)?, at("pp", rank / replicas)?].into())
     }
 
+    /// The number of a rank in its job, by its place among those on this node.
+    fn number(&self, rank: usize) -> Option<u32> {
+        self.plan.job.first_rank.checked_add(u32::try_from(rank).ok()?)
+    }
+
     /// Queues an annotation of a rank.
     fn say(&mut self, rank: usize, at_ns: i64, event: EventType, kind: Kind, name: Option<&str>) {
         if !matches!(self.select, Select::Annotations) {
@@ -280,8 +285,8 @@ impl Timeline {
             name: name.map(str::to_owned),
             job: Some(self.plan.job.name.clone()),
             scope: None,
-            rank: u32::try_from(rank).ok(),
-            world_size: u32::try_from(self.ranks.len()).ok(),
+            rank: self.number(rank),
+            world_size: self.plan.job.world_size.or_else(|| self.number(self.ranks.len())),
             mesh: self.mesh(rank).filter(|_| kind == Kind::Step && event == EventType::Begin),
             gpu: Some(GpuList::One(self.plan.ranks[rank].gpu.clone())),
             step: Some(self.step),

@@ -138,6 +138,11 @@ pub struct Job {
     pub name: String,
     /// Where it runs.
     pub ranks: Ranks,
+    /// The number of its first rank here: those before it are on other nodes.
+    #[serde(default)]
+    pub first_rank: u32,
+    /// How many ranks it has on all nodes; those here and before, if left out.
+    pub world_size: Option<u32>,
     /// When its processes start, after the scenario's start.
     #[serde(default)]
     pub start: Nanoseconds,

@@ -136,7 +136,7 @@ impl Timeline {
             name: Some(module.name.clone()),
             job: Some(plan.job.name.clone()),
             scope: None,
-            rank: u32::try_from(rank).ok(),
+            rank: self.number(rank),
             world_size: None,
             mesh: None,
             gpu: Some(GpuList::One(plan.ranks[rank].gpu.clone())),

@@ -157,6 +157,13 @@ fn check_ranks(job: &Job, at: &str, fleet: &Fleet, found: &mut Faults) {
         // Checked before the ranks are looked at: a number of nine bytes could stand for gigabytes.
         return found.add(format!("{at}.ranks"), format!("must be 1 to {MOST}"));
     }
+    let own = u64::from(job.first_rank) + job.ranks.count() as u64;
+    let fits = own <= u64::from(job.world_size.unwrap_or(u32::MAX));
+    found.require(
+        fits,
+        format!("{at}.world_size"),
+        format!("must be {own} or more, as ranks up to {} are here", own - 1),
+    );
     let listed = matches!(job.ranks, super::Ranks::On(_));
     let mut seen = BTreeSet::new();
     for (rank, device) in job.ranks.devices().iter().enumerate() {

@@ -187,3 +187,22 @@ fn more_ranks_than_a_node_has_are_refused_before_they_are_made() {
     let error = Scenario::parse(text, "many.toml").expect_err("too many").to_string();
     assert!(error.contains("jobs[0].ranks") && error.contains("must be 1 to 256"), "{error}");
 }
+
+#[test]
+fn ranks_of_a_job_on_several_nodes_have_their_numbers_and_the_size_of_the_whole() {
+    let job = "[[gpus]]\ncount = 2\n[[jobs]]\nname = \"a\"\nranks = 2\nfirst_rank = 6\n";
+    let phases = "phases = [{ name = \"forward\", duration = \"1 ms\" }]\n";
+    let sizes = |text: &str| {
+        let scenario = Scenario::parse(text, "s.toml").expect("a scenario");
+        let said: Vec<_> = Sim::new(scenario, 0).annotations().take(8).collect();
+        (said.iter().map(|said| said.rank).collect::<std::collections::BTreeSet<_>>(), said[0].world_size)
+    };
+    let numbers = [Some(6), Some(7)].into();
+    assert_eq!(sizes(&format!("{job}{phases}")), (numbers, Some(8)));
+    let numbers = [Some(6), Some(7)].into();
+    assert_eq!(sizes(&format!("{job}world_size = 64\n{phases}")), (numbers, Some(64)));
+    assert_eq!(
+        refusal(&format!("{job}world_size = 7\n{phases}")),
+        "s.toml:7: jobs[0].world_size: must be 8 or more, as ranks up to 7 are here"
+    );
+}
