@@ -2,7 +2,8 @@
 """Whether what the daemon says of who holds a real GPU's memory is true, second by second.
 
 A job marks steps. At first it holds tensors; then it frees half of them, which its allocator keeps; then it takes memory beside its
-allocator; then a process without marks takes memory on the same GPU. After each, `/api/v1/gpus/0/breakdown` is compared with what the job
+allocator; then a process without marks takes memory on the same GPU, and another 80 GiB at once, which must be known within three seconds: the
+driver's list of processes is read every ten seconds, and when memory rises. After each of the others, `/api/v1/gpus/0/breakdown` is compared with what the job
 knows of itself, and the parts together with all that is in use.
 
     HIGHWATER=target/release/highwater python3 tests/gpu/holders.py
@@ -115,6 +116,15 @@ def main() -> None:
                 neighbour.stdin.close()
             time.sleep(12)
             compare("the neighbour is gone: other processes", now(to)["others"], 0, 0)
+            with subprocess.Popen([*command[:-1], "80"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as greedy:
+                assert greedy.stdin is not None and greedy.stdout is not None
+                greedy.stdout.readline()
+                taken = time.monotonic()
+                while (now(to)["others"] or 0) < 80 << 30 and time.monotonic() - taken < 15:
+                    time.sleep(0.05)
+                after = time.monotonic() - taken
+                rows.append(("80 GiB at once are attributed after", f"{after:.1f} s", after < 3))
+                greedy.stdin.close()
         finally:
             job.stdin.close()
             job.wait(60)

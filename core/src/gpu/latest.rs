@@ -72,6 +72,8 @@ pub struct GpuState {
     medium: ArcSwapOption<Latest<Medium>>,
     slow: ArcSwapOption<Latest<Slow>>,
     processes: ArcSwapOption<Latest<Vec<Process>>>,
+    /// Whether that list is out of date.
+    wants_processes: AtomicBool,
     pcie: ArcSwapOption<Latest<Pcie>>,
     rare: ArcSwapOption<Latest<Rare>>,
     /// How long each of [`THROTTLE_REASONS`] was active, nanoseconds.
@@ -119,6 +121,7 @@ impl GpuState {
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
             processes: ArcSwapOption::empty(),
+            wants_processes: AtomicBool::new(false),
             pcie: ArcSwapOption::empty(),
             rare: ArcSwapOption::empty(),
             throttled_ns: Default::default(),
@@ -307,6 +310,17 @@ impl GpuState {
     #[must_use]
     pub fn processes(&self) -> Option<std::sync::Arc<Latest<Vec<Process>>>> {
         self.processes.load_full()
+    }
+
+    /// The list of its processes is out of date, and is to be read before it is due.
+    pub fn want_processes(&self) {
+        self.wants_processes.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is out of date; from now on it is not.
+    pub fn take_processes_wanted(&self) -> bool {
+        // Most often it is not, and a load disturbs no other core.
+        self.wants_processes.load(Ordering::Relaxed) && self.wants_processes.swap(false, Ordering::Relaxed)
     }
 
     /// Keeps a list of its processes. Returns whether the process ids differ from those before, also because there was no list.

@@ -4,6 +4,7 @@
 //! flushes. Invariant: it only reads rings, so that it can never make a tick late; and it takes
 //! time as an argument, so that a replay of any speed gives what the live run gave.
 
+use super::rise::Rise;
 use super::{Flush, FlushDetector, Ledger, Pressure, attribute, holders};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
@@ -35,6 +36,9 @@ pub struct Derived {
     recent_flushes: VecDeque<Flush>,
     detector: FlushDetector,
     scanned_until_ns: Option<i64>,
+    /// The last reading that was looked at.
+    last_bytes: Option<u64>,
+    rise: Rise,
 }
 
 /// Joins phases with memory.
@@ -158,6 +162,7 @@ impl Derived {
         };
         let Ok(points) = points else { return };
         for point in points {
+            self.last_bytes = point.used;
             if let Some(flush) = self.detector.push(point.at_ns, point.used, usable_bytes) {
                 self.flushes += 1;
                 self.recent_flushes.push_back(flush);
@@ -166,6 +171,11 @@ impl Derived {
         let excess = self.recent_flushes.len().saturating_sub(MOST_RECENT_FLUSHES);
         self.recent_flushes.drain(..excess);
         self.scanned_until_ns = Some(newest_ns);
+        if let (Some(used), Some(usable), Some(listed)) = (self.last_bytes, usable_bytes, state.processes())
+            && self.rise.is_steep(ring, listed.at_ns, used, usable)
+        {
+            state.want_processes();
+        }
     }
 }
 
@@ -213,6 +223,24 @@ mod tests {
             assert_eq!(join.derived(0).flushes, 1, "looked at {looks:?}");
             assert_eq!(join.flushes_since(0, 0).0[0].drop_bytes, 10 * GIB);
         }
+    }
+
+    #[test]
+    fn a_list_of_processes_from_before_memory_rose_is_wanted_anew() {
+        let (join, mut writer) = of_one_gpu();
+        let look = |at_ms: i64, gib: u64, writer: &mut ring::Writer| {
+            writer.push(at_ms * MILLISECOND_NS, gib * GIB).expect("in order");
+            join.derived[0].lock().expect("nobody panics").advance(&join.rings[0], &join.gpus[0]);
+            join.gpus[0].take_processes_wanted()
+        };
+        assert!(!look(0, 10, &mut writer), "there is none");
+        join.gpus[0].set_processes(MILLISECOND_NS / 2, Some(Vec::new()));
+        assert!(!look(100, 15, &mut writer));
+        assert!(look(200, 60, &mut writer));
+        assert!(look(300, 61, &mut writer), "it has not been read yet");
+        join.gpus[0].set_processes(301 * MILLISECOND_NS, Some(Vec::new()));
+        assert!(!look(400, 61, &mut writer));
+        assert!(!look(500, 20, &mut writer), "it fell");
     }
 
     fn say(ledger: &Ledger, event: EventType, at_ns: i64) {

@@ -13,6 +13,7 @@ mod ledger;
 mod log;
 mod memory;
 mod pressure;
+mod rise;
 mod stats;
 mod trail;
 

@@ -147,7 +147,24 @@ impl Lanes<'_> {
             }
             schedule.slow_taken(self.clock.now_ns(), is_idle);
         }
+        self.read_wanted(unit, stop);
         schedule.due_ns(self.are_idle(number))
+    }
+
+    /// Lists the processes of GPUs whose list is out of date.
+    fn read_wanted(&self, unit: &Unit, stop: &AtomicBool) {
+        let mut is_any = false;
+        for position in unit.positions.iter().copied() {
+            let Some(gpu) = self.gpus.get(position) else { continue };
+            if gpu.take_processes_wanted() && gpu.health() == Health::Up {
+                let at_ns = self.clock.now_ns();
+                gpu.set_processes(at_ns, self.source.processes(position, at_ns, &unit.calls));
+                is_any = true;
+            }
+        }
+        if is_any && !stop.load(Ordering::Relaxed) {
+            self.processes.set(process_table(self.gpus));
+        }
     }
 
     fn read_medium(&self, unit: &Unit, position: usize) {
@@ -317,6 +334,7 @@ mod tests {
         medium: Mutex<Vec<(i64, usize)>>,
         slow: Mutex<Vec<(i64, usize)>>,
         energy: Mutex<Vec<(i64, usize)>>,
+        processes: Mutex<Vec<(i64, usize)>>,
     }
 
     impl Source for Noting {
@@ -340,6 +358,11 @@ mod tests {
         fn slow(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Slow {
             self.slow.lock().expect("whole").push((at_ns, gpu));
             Slow::default()
+        }
+
+        fn processes(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Option<Vec<Process>> {
+            self.processes.lock().expect("whole").push((at_ns, gpu));
+            Some(Vec::new())
         }
 
         fn energy_joules(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Option<f64> {
@@ -391,6 +414,7 @@ mod tests {
             medium: Mutex::default(),
             slow: Mutex::default(),
             energy: Mutex::default(),
+            processes: Mutex::default(),
         };
         let gpus: Vec<_> =
             driver.devices.iter().map(|device| GpuState::new(device.clone(), KEEP_NS, SECOND_NS)).collect();
@@ -472,6 +496,22 @@ mod tests {
         assert_eq!(counted(&driver.energy).0, [3; 8]);
         let read = driver.energy.lock().expect("whole");
         assert!(read.iter().take(16).all(|(at_ns, _)| *at_ns < BEGIN_NS + 3 * SECOND_NS), "{read:?}");
+    }
+
+    #[test]
+    fn a_list_of_processes_that_is_wanted_is_read_with_the_next_turn_and_once() {
+        let lists = |wanted: Option<usize>| {
+            let (_, driver) = run_lanes(8, SECOND_NS, |lanes, stop, _| {
+                wanted.iter().for_each(|gpu| lanes.gpus[*gpu].want_processes());
+                run_units(lanes, stop);
+            });
+            driver.processes.into_inner().expect("whole")
+        };
+        let (usual, more) = (lists(None), lists(Some(3)));
+        let of = |list: &[(i64, usize)], gpu: usize| list.iter().filter(|(_, of)| *of == gpu).count();
+        assert_eq!([0, 3].map(|gpu| of(&more, gpu)), [of(&usual, 0), of(&usual, 3) + 1]);
+        let first = |list: &[(i64, usize)]| list.iter().find(|(_, gpu)| *gpu == 3).expect("a list").0;
+        assert!(first(&more) < BEGIN_NS + 150 * MILLISECOND_NS && first(&usual) > first(&more), "{more:?}");
     }
 
     #[test]
