@@ -351,6 +351,7 @@ impl Findings for OneFinding {
             severity: "warning".into(),
             certainty: "confirmed".into(),
             lag_cause: None,
+            incident: 1,
             gpu_uuid: Some("GPU-1".into()),
             job: Some("job".into()),
             rank: Some(1),

@@ -3,7 +3,7 @@
 use super::folder::Folder;
 use super::parts;
 use super::replay::play;
-use highwater_analysis::report::{Comparison, Report, Room, json, page, ranks, summary};
+use highwater_analysis::report::{Comparison, Report, Room, json, page, perfetto, ranks, summary};
 use highwater_core::fuzzing::Numbers;
 use highwater_engine::recording::schema;
 use highwater_engine::recording::{Options, Replay, printable};
@@ -27,7 +27,7 @@ const TABLES: [(&str, usize); 16] = [
     ("xids", 6),
     ("phases", 8),
     ("phase_memory", 12),
-    ("findings", 18),
+    ("findings", 19),
     ("layer_profiles", 7),
     ("layer_records", 13),
     ("jobs", 4),
@@ -107,6 +107,8 @@ pub(super) fn show(report: &Report) {
     let page = page(&reports, comparison.as_ref(), ranks.as_ref(), Some(1));
     assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (2, 2), "text became an element");
     assert!(shown.contains("\"recordings\""), "{shown}");
+    let trace: Result<serde_json::Value, _> = serde_json::from_str(&perfetto(&reports));
+    assert!(trace.is_ok_and(|trace| trace["traceEvents"].is_array()), "text became a part of the trace");
 }
 
 /// A folder, and the bytes of a recording that contains only the row of its state.

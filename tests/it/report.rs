@@ -294,7 +294,7 @@ fn in_a_terminal_lines_fit_and_findings_have_marks_and_colours() {
         drop(command);
         assert!(status.success());
         let shown = terminal.close();
-        assert_eq!(shown.contains("\x1b[33m▲ warning\x1b[0m allocator_thrash"), !is_plain, "{shown}");
+        assert_eq!(shown.contains("\x1b[33m▲ warning\x1b[0m incident, "), !is_plain, "{shown}");
         assert!(shown.contains("▲ warning"), "{shown}");
         let plain = ["\x1b[33m", "\x1b[36m", "\x1b[1;31m", "\x1b[0m", "\r\x1b[K", "\r"]
             .iter()

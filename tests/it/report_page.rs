@@ -172,7 +172,7 @@ fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
                (SELECT value FROM meta WHERE key = 'end_ns'))";
     file.execute(row, [evil]).expect("written");
     let row = "INSERT INTO findings VALUES (999, ?1, ?1, ?1, ?1, ?1, 0, (SELECT value FROM meta WHERE key = 'begin_ns'), \
-               NULL, ?1, ?1, ?1, '{}', 0, 0, ?1 || ?1, ?1, ?1)";
+               NULL, ?1, ?1, ?1, '{}', 0, 0, ?1 || ?1, ?1, ?1, ?1)";
     file.execute(row, [evil]).expect("written");
     drop(file);
     std::fs::rename(

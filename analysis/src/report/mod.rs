@@ -15,6 +15,7 @@ mod condition;
 mod curve;
 #[cfg(test)]
 mod hand;
+mod incidents;
 mod json;
 mod layers;
 mod logged;

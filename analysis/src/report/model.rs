@@ -112,6 +112,8 @@ pub struct Found {
     pub job: Option<String>,
     /// See above.
     pub rank: Option<u32>,
+    /// The number of its incident, if the recording says so: findings of one cause have the same.
+    pub incident: Option<u64>,
     /// Since when it held.
     pub begin_ns: i64,
     /// When it ended; `None` if it had not ended.

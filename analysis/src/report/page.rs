@@ -5,7 +5,7 @@
 use super::compare::Comparison;
 use super::layers::Profile;
 use super::model::{Gpu, Report};
-use super::{advised, axis, logged, packed, text, trace};
+use super::{advised, axis, incidents, logged, packed, text, trace};
 use crate::kineto::{Ranks, RanksError};
 use crate::viewer::Page;
 use highwater_engine::recording::Times;
@@ -65,6 +65,7 @@ fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
         "layer_names": report.layers.names,
         "profiles": report.layers.profiles.iter().map(|one| profile(one, report.layers.top())).collect::<Vec<_>>(),
         "findings": super::json::findings(report).unwrap_or_default(),
+        "incidents": incidents::page(report.found()),
         "advice": advised(report).into_iter().map(|advised| advised.text).collect::<Vec<_>>(),
         "skipped": report.skipped.count,
         "skipped_first": report.skipped.first.first().map(ToString::to_string),

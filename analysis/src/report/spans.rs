@@ -136,11 +136,18 @@ impl Spans {
         }
     }
 
-    /// Adds one to the totals of its row. It is not kept one by one.
-    pub(super) fn count(&mut self, ended: Ended) {
-        if self.add(ended).is_some() {
-            self.left_out += 1;
-        }
+    /// Adds several of one name to the totals of their row: the longest, how many there are and how long all took, nanoseconds. None is
+    /// kept one by one.
+    pub(super) fn count(&mut self, longest: Ended, count: u64, total_ns: i64) {
+        self.left_out += count;
+        let long_ns = longest.end_ns.saturating_sub(longest.begin_ns);
+        let Some(row) = self.add(longest).map(|span| span.row) else {
+            self.left_out -= 1;
+            return;
+        };
+        let of = &mut self.rows[row];
+        of.count += count.saturating_sub(1);
+        of.total_ns = of.total_ns.saturating_add(total_ns.saturating_sub(long_ns));
     }
 
     /// Adds one to the totals of its row; `None` if there is no room for the row.
@@ -311,6 +318,19 @@ mod tests {
         assert_eq!(spans.rows()[2].highest, None);
         assert_eq!(spans.spans().iter().map(|span| span.begin_ns).collect::<Vec<_>>(), [90, 100, 100, 200]);
         assert_eq!(spans.spans()[1].row, 0, "what contains another comes first");
+    }
+
+    #[test]
+    fn those_that_are_only_counted_are_in_the_totals_and_left_out_one_by_one() {
+        let mut spans = Spans::new(MOST, Vec::new());
+        spans.push(ended(0, "gemm", 0, 9, None));
+        spans.count(ended(0, "gemm", 10, 17, None), 5, 20);
+        spans.count(ended(0, "other", 20, 23, None), 2, 4);
+        spans.finish();
+        let rows: Vec<_> =
+            spans.rows().iter().map(|row| (row.name.as_str(), row.count, row.total_ns, row.longest.begin_ns)).collect();
+        assert_eq!(rows, [("gemm", 6, 29, 0), ("other", 2, 4, 20)]);
+        assert_eq!((spans.spans().len(), spans.left_out()), (1, 7));
     }
 
     #[test]

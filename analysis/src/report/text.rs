@@ -1,7 +1,8 @@
 //! A report as text: for terminals, and for readers of a CI log.
 
+use super::incidents::{Incident, incidents};
 use super::layers::Profile;
-use super::model::Report;
+use super::model::{Found, Report};
 use super::printed::Printed;
 use super::spans::Span;
 use super::table::{Table, milliseconds, size, size_if};
@@ -55,18 +56,13 @@ fn write_summary(report: &Report, out: &mut Printed) -> fmt::Result {
         out.table(profiles(report));
         out.table(top_layers(report));
     }
-    for found in report.found() {
-        let end = found.end_ns.map_or_else(|| "the end".to_owned(), |end_ns| report.time(end_ns - report.begin_ns));
-        let begin = report.time(found.begin_ns - report.begin_ns);
-        let (what, why) = found.at_first();
-        let line = format!("{} {} from {begin} to {end}: {what}", found.severity, found.kind);
-        writeln!(out, "{}", printable(&line))?;
-        writeln!(out, "    {}", printable(why))?;
-        if let Some(changed_ns) = found.changed_ns() {
-            let line = format!("At last, {}: {} {}", report.time(changed_ns - report.begin_ns), found.what, found.why);
-            writeln!(out, "    {}", printable(&line))?;
+    for incident in incidents(report.found()) {
+        let findings = incident.kinds.iter().flatten();
+        if !incident.is_single() {
+            write_incident(report, &incident, out)?;
+            continue;
         }
-        writeln!(out, "    {}", printable(&found.advice))?;
+        findings.copied().try_for_each(|found| write_finding(report, found, out))?;
     }
     for advised in advised(report) {
         writeln!(out, "advice: {}", printable(&advised.text))?;
@@ -78,6 +74,44 @@ fn write_summary(report: &Report, out: &mut Printed) -> fmt::Result {
         writeln!(out, "{} lines or rows could not be read; the first: {first}", report.skipped.count)?;
     }
     Ok(())
+}
+
+/// Times at which an incident came that are listed.
+const MOST_TIMES: usize = 5;
+
+/// Findings of one cause: the cause, what followed from it, when, and what to do.
+fn write_incident(report: &Report, incident: &Incident<'_>, out: &mut Printed) -> fmt::Result {
+    let Some(newest) = incident.newest() else { return Ok(()) };
+    let times: Vec<i64> = incident.times().collect();
+    let mut when: Vec<String> =
+        times.iter().take(MOST_TIMES).map(|at_ns| report.time(at_ns - report.begin_ns)).collect();
+    if times.len() > MOST_TIMES {
+        when.push(format!("{} more", times.len() - MOST_TIMES));
+    }
+    let often = if times.len() > 1 { format!(", {} times", times.len()) } else { String::new() };
+    let line = format!("{} incident{often}, at {}: {}", incident.severity(), when.join(", "), newest.what);
+    writeln!(out, "{}", printable(&line))?;
+    incident.followed().try_for_each(|found| writeln!(out, "    {}", printable(&found.what)))?;
+    writeln!(out, "    {}", printable(&newest.why))?;
+    writeln!(out, "    {}", printable(&newest.advice))?;
+    let kinds = incident.kinds.iter().filter_map(|findings| Some((findings.first()?, findings.len())));
+    let kinds = kinds
+        .map(|(found, count)| if count > 1 { format!("{} ({count} times)", found.kind) } else { found.kind.clone() });
+    writeln!(out, "    findings: {}", printable(&kinds.collect::<Vec<_>>().join(", ")))
+}
+
+fn write_finding(report: &Report, found: &Found, out: &mut Printed) -> fmt::Result {
+    let end = found.end_ns.map_or_else(|| "the end".to_owned(), |end_ns| report.time(end_ns - report.begin_ns));
+    let begin = report.time(found.begin_ns - report.begin_ns);
+    let (what, why) = found.at_first();
+    let line = format!("{} {} from {begin} to {end}: {what}", found.severity, found.kind);
+    writeln!(out, "{}", printable(&line))?;
+    writeln!(out, "    {}", printable(why))?;
+    if let Some(changed_ns) = found.changed_ns() {
+        let line = format!("At last, {}: {} {}", report.time(changed_ns - report.begin_ns), found.what, found.why);
+        writeln!(out, "    {}", printable(&line))?;
+    }
+    writeln!(out, "    {}", printable(&found.advice))
 }
 
 /// What stands above all else: the peak in one sentence, or what the GPUs of a profiler's trace did. `None` if neither is known.

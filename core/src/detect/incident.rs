@@ -104,8 +104,15 @@ pub(super) fn slows_steps(kind: FindingKind) -> bool {
     }
 }
 
-/// Where a kind of finding stands in the text of an incident: causes come before what follows from them. Memory that ran out comes
-/// first, as nothing goes on after it.
+impl FindingKind {
+    /// Where a kind of finding stands in the text of an incident: causes come before what follows from them. Memory that ran out
+    /// comes first, as nothing goes on after it.
+    #[must_use]
+    pub fn order_in_incident(self) -> u8 {
+        order(self)
+    }
+}
+
 fn order(kind: FindingKind) -> u8 {
     match kind {
         FindingKind::Oom | FindingKind::HostOom | FindingKind::Xid => 0,

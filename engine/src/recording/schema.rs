@@ -98,7 +98,7 @@ CREATE TABLE findings (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, severity TEXT NOT NULL, certainty TEXT NOT NULL, gpu_uuid TEXT, job TEXT,
     rank INTEGER, begin_ns INTEGER NOT NULL, end_ns INTEGER, what TEXT NOT NULL, why TEXT NOT NULL,
     advice TEXT NOT NULL, evidence TEXT NOT NULL, seen_ns INTEGER, first_seen_ns INTEGER, first_what TEXT, first_why TEXT,
-    lag_cause TEXT
+    lag_cause TEXT, incident INTEGER
 );
 CREATE TABLE triggers (at_ns INTEGER NOT NULL, reason TEXT NOT NULL, job TEXT, rank INTEGER, note TEXT NOT NULL,
     owner TEXT);

@@ -70,6 +70,8 @@ pub struct FindingRow {
     pub job: Option<JobId>,
     /// The rank that it is about.
     pub rank: Option<u32>,
+    /// The number of its incident: findings of one cause have the same.
+    pub incident: u64,
     /// Since when it holds.
     pub begin_ns: i64,
     /// When it ended; `None` while it holds.
@@ -104,6 +106,7 @@ impl FindingRow {
             gpu_uuid: finding.gpu.as_ref().map(|(_, uuid)| uuid.clone()),
             job: subject.job.clone(),
             rank: subject.rank,
+            incident: finding.incident,
             begin_ns: sign.begin_ns,
             end_ns: finding.ended_ns,
             what: sign.text.what.clone(),
@@ -428,6 +431,7 @@ impl RecordingWriter {
             gpu_uuid: row.gpu_uuid,
             job: job,
             rank: row.rank,
+            incident: whole(row.incident),
             begin_ns: self.unix(row.begin_ns),
             end_ns: row.end_ns.map(|at_ns| self.unix(at_ns)),
             what: row.what,

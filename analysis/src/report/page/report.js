@@ -169,31 +169,50 @@ function byPhase(phases) {
     ["phase", "recording", "of", "median", "beside the first", "95 %", "less, or longer"], rows, 2)];
 }
 
+// A file may say anything; only these have a look of their own.
+const lookOf = (severity) => ["warning", "critical"].includes(severity) ? severity : "info";
+
+function showFinding(recording, found, chart) {
+  const from = seconds(found.begin_after_ns), to = found.end_after_ns === null ? seconds(recording.duration_ns) : seconds(found.end_after_ns), margin = Math.max((to - from) * 0.1, 0.01);
+  if (found.kind === "oom") chart.show(from + recording.shift - BEFORE_FAILURE, from + recording.shift + 0.5);
+  else chart.show(from + recording.shift - margin, to + recording.shift + margin);
+  chart.place.scrollIntoView({ block: "nearest" });
+  chart.say((found.first ?? found).what);
+}
+
+// One finding: what its first sign said, and its last if that is another.
+function findingPanel(recording, found, of, chart) {
+  const from = seconds(found.begin_after_ns), to = found.end_after_ns === null ? seconds(recording.duration_ns) : seconds(found.end_after_ns);
+  const full = found.kind === "oom" ? recording.gpus.find(({ index }) => index === found.gpu) : null;
+  const failure = full?.breakdown ? heldAtFailure(full.breakdown.points, from, full.usable_bytes) : [];
+  const first = found.first ?? found, changed = found.what !== first.what || found.why !== first.why;
+  return element("section", { class: `found ${lookOf(found.severity)}` },
+    element("p", {}, element("strong", {}, of + first.what)),
+    element("p", {}, first.why),
+    changed ? element("p", {}, `At last, ${duration(seconds(found.seen_after_ns))}: ${found.what} ${found.why}`) : null,
+    element("p", {}, found.advice), ...failure,
+    element("p", { class: "kind" }, `${found.severity}, ${found.kind}, ${found.certainty}, from ${duration(from)} to ${duration(to)} `,
+      element("button", { onclick: () => showFinding(recording, found, chart), "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show")));
+}
+
+// Times at which an incident came that have a button.
+const MOST_TIMES = 8;
+
 function findings(report, chart) {
-  const made = [];
+  const made = [], several = report.recordings.length > 1;
   for (const recording of report.recordings) {
-    for (const found of recording.findings) {
-      const from = seconds(found.begin_after_ns), to = found.end_after_ns === null ? seconds(recording.duration_ns) : seconds(found.end_after_ns);
-      const show = () => {
-        const margin = Math.max((to - from) * 0.1, 0.01);
-        if (found.kind === "oom") chart.show(from + recording.shift - BEFORE_FAILURE, from + recording.shift + 0.5);
-        else chart.show(from + recording.shift - margin, to + recording.shift + margin);
-        chart.place.scrollIntoView({ block: "nearest" });
-        chart.say((found.first ?? found).what);
-      };
-      // A file may say anything; only these have a look of their own.
-      const look = ["warning", "critical"].includes(found.severity) ? found.severity : "info";
-      const of = report.recordings.length > 1 ? `${recording.name}: ` : "";
-      const full = found.kind === "oom" ? recording.gpus.find(({ index }) => index === found.gpu) : null;
-      const failure = full?.breakdown ? heldAtFailure(full.breakdown.points, from, full.usable_bytes) : [];
-      const first = found.first ?? found, changed = found.what !== first.what || found.why !== first.why;
-      made.push(element("section", { class: `found ${look}` },
-        element("p", {}, element("strong", {}, of + first.what)),
-        element("p", {}, first.why),
-        changed ? element("p", {}, `At last, ${duration(seconds(found.seen_after_ns))}: ${found.what} ${found.why}`) : null,
-        element("p", {}, found.advice), ...failure,
-        element("p", { class: "kind" }, `${found.severity}, ${found.kind}, ${found.certainty}, from ${duration(from)} to ${duration(to)} `,
-          element("button", { onclick: show, "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show"))));
+    const of = several ? `${recording.name}: ` : "";
+    for (const { severity, kinds } of recording.incidents) {
+      const all = kinds.map((positions) => positions.map((at) => recording.findings[at])), [[...times]] = all, newest = times.at(-1);
+      if (all.flat().length === 1) { made.push(findingPanel(recording, newest, of, chart)); continue; }
+      const shown = times.slice(0, MOST_TIMES).map((found) => element("button", { onclick: () => showFinding(recording, found, chart), "aria-label": `Show ${found.kind} at ${moment(recording, found.begin_after_ns)}` }, moment(recording, found.begin_after_ns)));
+      const often = times.length > 1 ? `${times.length} times` : "once", left = times.length - shown.length;
+      made.push(element("section", { class: `found ${lookOf(severity)}` }, element("p", {}, element("strong", {}, of + newest.what)),
+        all.length > 1 ? element("ul", {}, ...all.slice(1).map((findings) => element("li", {}, findings.at(-1).what))) : null,
+        element("p", {}, newest.why), element("p", {}, element("strong", {}, "What to do: "), newest.advice),
+        element("p", { class: "kind" }, `${severity}, ${often}: `, ...shown.flatMap((button) => [button, " "]), left > 0 ? `and ${left} more` : null),
+        element("details", {}, element("summary", {}, `${all.flat().length} findings: ${all.map((findings) => findings[0].kind + (findings.length > 1 ? ` (${findings.length})` : "")).join(", ")}`),
+          ...all.flat().map((found) => findingPanel(recording, found, of, chart)))));
     }
   }
   for (const recording of report.recordings) {

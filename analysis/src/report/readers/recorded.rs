@@ -225,11 +225,12 @@ fn gpus_of(file: &mut RecordingReader) -> Result<BTreeMap<(String, u32), BTreeSe
 }
 
 fn findings(file: &mut RecordingReader, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<Found>, OpenError> {
-    // Files from before that column lack it.
-    let cause = if file.has_column("findings", "lag_cause") { "lag_cause" } else { "NULL" };
+    // Files from before these columns lack them.
+    let column = |name| if file.has_column("findings", name) { name } else { "NULL" };
+    let (cause, incident) = (column("lag_cause"), column("incident"));
     let query = format!(
         "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice, seen_ns,
-         first_seen_ns, first_what, first_why, {cause} FROM findings ORDER BY begin_ns, id"
+         first_seen_ns, first_what, first_why, {cause}, {incident} FROM findings ORDER BY begin_ns, id"
     );
     file.rows("findings", &query, 0, MOST_FINDINGS, |row| {
         let seen_ns = |at| number(row, at)?.map(|at_ns| near(at_ns, interval)).transpose();
@@ -242,6 +243,7 @@ fn findings(file: &mut RecordingReader, gpus: &[Gpu], interval: (i64, i64)) -> R
             gpu: text(row, 3)?.map(|uuid| short(&index_of(gpus, uuid), LONGEST_NAME)),
             job: text(row, 4)?.map(|job| short(&job, LONGEST_NAME)),
             rank: number(row, 5)?,
+            incident: number(row, 16)?,
             begin_ns: near(needed(row, 6)?, interval)?,
             end_ns: number(row, 7)?.map(|end_ns| near(end_ns, interval)).transpose()?,
             what: sentence(8)?,
@@ -274,7 +276,7 @@ mod tests {
         INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES (1, 0, 30, 0), (1, 1, 95, 0), (2, 0, 'x', 0);
         INSERT INTO ranks (job, rank, gpus) VALUES ('j', 0, '[\"b\"]'), ('j', 1, '[\"a\"]');
         INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice', '{}', 1900, 1210,
-            'first what', 'first why', 'host')";
+            'first what', 'first why', 'host', 4)";
 
     fn with(more: &str) -> Result<Report, OpenError> {
         let folder = tempfile::tempdir().expect("a folder");
@@ -312,6 +314,7 @@ mod tests {
         assert_eq!((gpu.device.index.as_str(), running), ("3", vec![("j", 1)]));
         let found = &report.found()[0];
         assert_eq!((found.gpu.as_deref(), found.begin_ns, found.end_ns), (Some("3"), 1_200, None));
+        assert_eq!((found.lag_cause.as_deref(), found.incident), (Some("host"), Some(4)));
     }
 
     #[test]

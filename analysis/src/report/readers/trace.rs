@@ -12,6 +12,7 @@ use crate::report::trace::Traced;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
 use highwater_engine::recording::{Times, is_too_long, refuse};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What a trace does not contain, for people.
@@ -72,24 +73,33 @@ fn add_kernels(trace: &Trace, rank: u32, spans: &mut Spans, room: Room, is_near:
     // Several are as long as the last for which there is room.
     let longer = near().filter(|op| long(op) > least).count();
     let mut alike = free.saturating_sub(longer);
+    let ended = |op: &Op| Ended {
+        job: job_of(op.device),
+        rank,
+        kind: Kind::Layer,
+        name: trace.name_of(op).unwrap_or("a kernel whose name is not kept").to_owned(),
+        step: None,
+        begin_ns: op.begin_ns.saturating_add(clock_ns),
+        end_ns: op.end_ns.saturating_add(clock_ns),
+        peak_bytes: None,
+    };
+    // Of each name on each GPU the longest of those that are only counted, how many there are, and how long all took.
+    let mut counted: BTreeMap<(u32, Option<&str>), (&Op, u64, i64)> = BTreeMap::new();
     for op in near() {
-        let is_kept = long(op) > least || (long(op) == least && alike > 0);
-        let ended = Ended {
-            job: job_of(op.device),
-            rank,
-            kind: Kind::Layer,
-            name: trace.name_of(op).unwrap_or("a kernel whose name is not kept").to_owned(),
-            step: None,
-            begin_ns: op.begin_ns.saturating_add(clock_ns),
-            end_ns: op.end_ns.saturating_add(clock_ns),
-            peak_bytes: None,
-        };
-        if is_kept {
-            alike = alike.saturating_sub(usize::from(long(op) == least));
-            spans.push(ended);
-        } else {
-            spans.count(ended);
+        let is_alike = long(op) == least && alike > 0;
+        if long(op) > least || is_alike {
+            alike -= usize::from(is_alike);
+            spans.push(ended(op));
+            continue;
         }
+        let (longest, count, total_ns) = counted.entry((op.device, trace.name_of(op))).or_insert((op, 0, 0));
+        if long(op) > long(longest) {
+            *longest = op;
+        }
+        (*count, *total_ns) = (*count + 1, total_ns.saturating_add(long(op)));
+    }
+    for (longest, count, total_ns) in counted.into_values() {
+        spans.count(ended(longest), count, total_ns);
     }
 }
 
