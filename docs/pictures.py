@@ -6,9 +6,9 @@
 It starts the demo, a Prometheus with the alert rules that scrapes it, and the Grafana whose home is DIR (with a program
 `grafana` in it or in its bin/), waits until there are some minutes of data, and drives Chromium over a pipe. Each
 dashboard becomes four pictures: 1600 and 1280 pixels wide, dark and light. It prints what it wrote and fails if a panel
-reports an error. Without --grafana it takes no pictures of dashboards. The pictures whose names begin with readme- are of one row of a
-dashboard, of the daemon's page, of `highwater top` and of a report that compares two recordings, for README.md: with 1280 x 800 pixels they
-stay below 250 KB.
+reports an error. Without --grafana it takes no pictures of dashboards. The pictures whose names begin with readme- are for README.md and
+docs/: one row of a dashboard, the first screen of the fleet, the daemon's page, `highwater top`, a report that compares two recordings, the stacks of a
+memory snapshot and the kernels of a trace. With 1280 x 800 pixels they stay below 250 KB.
 
 --prometheus URL uses a running Prometheus in place of the demo's, to look at other states: a node that is gone, many
 nodes, many ranks. --set job=NAME sets a variable of the dashboards.
@@ -185,6 +185,16 @@ def why_slow(browser, url, source, out):
     save(browser, out / "readme-dashboard.png", {"x": 0, "y": top - 8, "width": SCREEN[0], "height": SCREEN[1], "scale": 1})
 
 
+def fleet(browser, url, source, out):
+    """The first screen of the fleet's dashboard, while the demo has findings."""
+    count = urllib.parse.quote('count(highwater_finding_active{severity="critical"} == 1) > 0')
+    found = lambda: json.loads(answers(f"{source}/api/v1/query?query={count}") or "{}").get("data", {}).get("result")
+    eventually("critical findings", found, 90)
+    browser.open(f"{url}/d/highwater-fleet?from=now-5m&to=now&theme=light&kiosk", *SCREEN)
+    settled(browser, 60)
+    save(browser, out / "readme-fleet.png")
+
+
 def live_page(browser, address, out):
     """The page of the demo at `address`, while it has findings."""
     # High enough for the incident, the chart and the steps below it.
@@ -233,6 +243,21 @@ def report(browser, program, folder, out):
     browser.open(page.as_uri(), *SCREEN)
     loaded(browser)
     save(browser, out / "readme-report.png")
+
+
+def of_pytorch(browser, program, folder, out):
+    """The stacks of a memory snapshot, and the kernels of a trace."""
+    page = folder / "pytorch.html"
+    for name, file, shown, top in [
+        ("stacks", "torch/mlp_snapshot.pickle.gz", "[...document.querySelectorAll('h3')].find(one => one.textContent === 'By stack')", -300),
+        ("kernels", "kineto/ddp_tight_rank0.json.gz", "(highwaterChart.show(0.2003, 0.2023), document.body)", 0),
+    ]:
+        subprocess.run([str(program), "report", str(ROOT / "tests/data" / file), "-o", str(page)], check=True, stdout=subprocess.DEVNULL)
+        browser.open(page.as_uri(), *SCREEN)
+        loaded(browser)
+        browser.evaluate(f"scrollTo(0, Math.max(0, ({shown}).getBoundingClientRect().top + scrollY + ({top}))); 0")
+        loaded(browser)
+        save(browser, out / f"readme-{name}.png")
 
 
 def loaded(browser):
@@ -301,12 +326,14 @@ def main():
             live_page(browser, address, chosen.out)
             terminal(browser, program, address, folder, chosen.out)
             report(browser, program, folder, chosen.out)
+            of_pytorch(browser, program, folder, chosen.out)
         broken = []
         if chosen.grafana:
             url = stack.enter_context(grafana(chosen.grafana.resolve(), folder, source))
             variables = {f"var-{name}": value for name, value in (pair.split("=", 1) for pair in chosen.set)}
             if address and not chosen.only:
                 why_slow(browser, url, source, chosen.out)
+                fleet(browser, url, source, chosen.out)
             broken = dashboards(browser, url, chosen.out, chosen.only, chosen.span, variables, chosen.waits)
         if broken:
             sys.exit("\n".join(broken))

@@ -111,7 +111,7 @@ def _late():
 
 def _calls():
     return lines("NVML calls, p99 and mean", "How long each NVML call takes, all selected nodes: the 99th percentile and the exact mean. A "
-                 "rise here precedes missed samples.",
+                 f"rise here precedes missed samples. {queries.GUARANTEE}",
                  [query(quantile(0.99, CALLS, NODE, ["call"]), "{{call}}, p99"),
                   query(mean(CALLS, NODE, ["call"]), "{{call}}, mean")], "s", span=True)
 

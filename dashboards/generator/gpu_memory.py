@@ -68,10 +68,9 @@ def _tiles():
              "When memory is this full, an allocator flushes its cache before it fails.",
              f'max(rate(highwater_gpu_memory_pressure_seconds_total{{{GPU},above="0.97"}}[$__range]))', "percentunit",
              [(0, GREEN), (0.01, YELLOW), (0.1, RED)], decimals=1),
-        tile("Flushes, in range", "How often a GPU's memory fell steeply and grew back within the time range: a framework's "
-             "allocator returned its cache to get one block. Each flush stalls its step.",
-             f"sum(increase(highwater_gpu_memory_flushes_total{{{GPU}}}[$__range]))", "short", [(0, GREEN), (1, YELLOW)],
-             decimals=0),
+        tile("Flushes, in range", "How often a framework's allocator returned its cache to get one block within the time range. Each flush stalls "
+             "its step. Where jobs report their allocators' counts, these are added up; on other GPUs, falls of memory that grew back at once.",
+             f"sum({queries.flushes(GPU, WHOLE)})", "short", [(0, GREEN), (1, YELLOW)], decimals=0),
         tile("XIDs, in range", "Kinds of XID errors, by GPU, that the driver reported within the time range. Errors lists them.",
              or_zero(f"count(highwater_gpu_xid_last_timestamp_seconds{{{GPU}}} > time() - $__range_s)", UP),
              steps=NONE_WANTED),
@@ -121,9 +120,9 @@ def _above():
 
 
 def _flushes():
-    return lines("Allocator flushes", "Steep falls of memory that grow back, by GPU: typical of an allocator that ran out of "
-                 "memory and returned its cache. Bars of at least two minutes that do not overlap.",
-                 [query(f"increase(highwater_gpu_memory_flushes_total{{{GPU}}}[$__interval])", NAME)], "short", **COUNTED)
+    return lines("Allocator flushes", "How often an allocator ran out of memory and returned its cache, by GPU: as the job's allocator counts it, and "
+                 "where none does, as falls of memory that grow back at once. Bars of at least two minutes that do not overlap.",
+                 [query(queries.flushes(GPU, "$__interval"), NAME)], "short", **COUNTED)
 
 
 def _floor():

@@ -145,7 +145,7 @@ def _where():
 def _durations():
     return lines("Step duration", "Exact means of all selected ranks and of the slowest one, and quantiles. If only the 99th "
                  "percentile rises, a few steps are slow: flushes, checkpoints, a data stall. If the median moves, every step "
-                 "changed. Quantiles are as fine as the histogram's buckets.",
+                 f"changed. {queries.GUARANTEE}",
                  [query(mean(STEP, RANK), "mean (exact)"),
                   query(f"max({mean(STEP, RANK, ['rank'])})", "mean of the slowest rank (exact)"),
                   query(quantile(0.5, STEP, RANK), "median"),
@@ -209,7 +209,7 @@ def _per_step():
 
 def _rare():
     return lines("Phase duration", "Exact mean and 99th percentile of each phase's duration, all selected ranks. A comm phase that "
-                 "grows while memory is nearly full waits for a rank without room. Points of rare phases are joined.",
+                 f"grows while memory is nearly full waits for a rank without room. Points of rare phases are joined. {queries.GUARANTEE}",
                  [query(mean(PHASES, PHASE, ["phase"]), "{{phase}}, mean"),
                   query(quantile(0.99, PHASES, PHASE, ["phase"]), "{{phase}}, p99")], "s", legend="right",
                  calcs=["max"], span=True)

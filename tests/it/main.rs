@@ -47,6 +47,7 @@ mod nvml_source;
 mod openapi;
 mod otlp;
 mod otlp_peers;
+mod panels;
 mod prometheus;
 mod python_client;
 mod quantiles;

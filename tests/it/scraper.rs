@@ -128,6 +128,12 @@ impl Scraper {
         result.iter().map(sample).collect()
     }
 
+    /// The result of `expression` at a time, seconds of Unix time.
+    pub fn query_at(&self, expression: &str, at_s: f64) -> Vec<Sample> {
+        let data = self.api("query", &[("query", expression), ("time", &format!("{at_s:.3}"))]);
+        data["result"].as_array().unwrap_or_else(|| panic!("{expression}: {data}")).iter().map(sample).collect()
+    }
+
     /// The `data` in an answer of Prometheus's API.
     pub fn api(&self, path: &str, parameters: &[(&str, &str)]) -> Value {
         let mut request = agent().get(format!("{}/api/v1/{path}", self.base));
