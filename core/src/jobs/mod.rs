@@ -76,8 +76,10 @@ pub struct RankMemory {
     pub gpu: Option<usize>,
     /// Its process, where known.
     pub pid: Option<u32>,
-    /// When its first event arrived, nanoseconds of the timeline.
+    /// When its first and its last event arrived, nanoseconds of the timeline.
     pub since_ns: i64,
+    /// See above.
+    pub heard_ns: i64,
     /// Bytes that are given out.
     pub allocated: Option<u64>,
     /// Bytes that are taken from the driver.
@@ -498,9 +500,11 @@ impl Jobs {
             let Memory { allocated, reserved, .. } = rank.take_most();
             let gpus = rank.gpus.as_deref().unwrap_or_default();
             let [allocated, reserved] = [allocated, reserved].map(|bytes| bytes.filter(|_| gpus.len() == 1));
-            let (pid, since_ns) = (rank.pid, rank.since_ns);
-            let of =
-                |gpu: Option<usize>| RankMemory { key: (id.clone(), *number), gpu, pid, since_ns, allocated, reserved };
+            let (pid, since_ns, heard_ns) = (rank.pid, rank.since_ns, rank.last_heard_ns);
+            let of = |gpu: Option<usize>| {
+                let key = (id.clone(), *number);
+                RankMemory { key, gpu, pid, since_ns, heard_ns, allocated, reserved }
+            };
             // Of one that has just ended too: the driver's last list may still have its process.
             if gpus.is_empty() {
                 all.push(of(None));

@@ -21,7 +21,7 @@ pub(super) fn read(ledger: &Ledger, gpus: &[GpuState], since_ns: i64) {
         let here: Vec<_> = ranks.iter().filter(|(_, rank)| rank.gpu == Some(position)).collect();
         let listed = gpu.processes();
         let listed = listed.as_deref().map(|latest| Listed { latest, are_all: gpu.lists_all });
-        gpu.breakdown.push(since_ns, parts(listed, gpu.usable_bytes(), &here, &pids));
+        gpu.breakdown.push(since_ns, parts(listed, since_ns, gpu.usable_bytes(), &here, &pids));
     }
 }
 
@@ -33,10 +33,11 @@ struct Listed<'a> {
     are_all: bool,
 }
 
-/// The parts of one GPU's memory, of its processes, where they are listed, its ranks, each with what is outside its allocator, and the
-/// processes of all ranks of the node.
+/// The parts of one GPU's memory since a time, of its processes, where they are listed, its ranks, each with what is outside its allocator,
+/// and the processes of all ranks of the node.
 fn parts(
     listed: Option<Listed<'_>>,
+    since_ns: i64,
     usable_bytes: Option<u64>,
     ranks: &[&(Option<u64>, RankMemory)],
     pids: &BTreeSet<u32>,
@@ -51,8 +52,10 @@ fn parts(
             ([one], [_]) if !pids.contains(&one.pid) => Some(one),
             _ => None,
         });
-        // One that is not listed is gone, and holds nothing whatever its marks said. In a list from before it began it cannot be.
-        let is_gone = |listed: Listed<'_>| listed.are_all && listed.latest.at_ns >= rank.since_ns;
+        // One that is not listed is gone, and holds nothing whatever its marks said. In a list from before it began it cannot be, and
+        // one that was heard of since the point begins has held what it said until it went.
+        let is_gone =
+            |listed: Listed<'_>| listed.are_all && listed.latest.at_ns >= rank.since_ns && rank.heard_ns < since_ns;
         if process.is_none() && listed.is_some_and(is_gone) {
             continue;
         }
@@ -95,7 +98,15 @@ mod tests {
     }
 
     fn rank(pid: u32, allocated: Option<u64>, reserved: Option<u64>) -> RankMemory {
-        RankMemory { key: ("j".into(), pid), gpu: Some(0), pid: Some(pid), since_ns: 5, allocated, reserved }
+        RankMemory {
+            key: ("j".into(), pid),
+            gpu: Some(0),
+            pid: Some(pid),
+            since_ns: 5,
+            heard_ns: 5,
+            allocated,
+            reserved,
+        }
     }
 
     fn of(listed: Option<&[Process]>, ranks: &[(Option<u64>, RankMemory)]) -> [Option<u64>; 5] {
@@ -106,7 +117,7 @@ mod tests {
         let latest = listed.map(|listed| Latest { at_ns, reading: listed.to_vec() });
         let listed = latest.as_ref().map(|latest| Listed { latest, are_all: true });
         let pids = ranks.iter().filter_map(|(_, rank)| rank.pid).chain([77]).collect();
-        parts(listed, Some(130), &ranks.iter().collect::<Vec<_>>(), &pids).all()
+        parts(listed, 6, Some(130), &ranks.iter().collect::<Vec<_>>(), &pids).all()
     }
 
     #[test]
@@ -137,6 +148,14 @@ mod tests {
             [Some(40), Some(20), Some(3), Some(0), Some(0)],
             "it came after the list"
         );
+        // Each list is newer than the point where lists are read each second.
+        assert_eq!(of_list_at(7, Some(&[]), &one), [None, None, None, Some(0), Some(0)]);
+        let heard = [(Some(3), RankMemory { heard_ns: 6, ..rank(7, Some(40), Some(60)) })];
+        assert_eq!(
+            of_list_at(7, Some(&[]), &heard),
+            [Some(40), Some(20), Some(3), Some(0), Some(0)],
+            "it went since the point begins"
+        );
         assert_eq!(
             (of(None, &[]), of(Some(&[process(8, Some(5))]), &[])),
             ([None; 5], [None, None, None, Some(0), Some(5)])
@@ -157,7 +176,7 @@ mod tests {
     fn of_a_list_that_may_lack_some_nobody_is_gone_and_the_rest_is_not_known() {
         let one = (Some(3), rank(7, Some(40), Some(60)));
         let latest = Latest { at_ns: 5, reading: vec![process(8, Some(5)), process(9, Some(6))] };
-        let found = parts(Some(Listed { latest: &latest, are_all: false }), None, &[&one], &[7].into());
+        let found = parts(Some(Listed { latest: &latest, are_all: false }), 6, None, &[&one], &[7].into());
         assert_eq!(found.all(), [Some(40), Some(20), Some(3), None, None]);
     }
 

@@ -3,10 +3,13 @@
 //! Enters: memory in use, and when the list is from. Leaves: an answer. The list is read seldom, as it changes seldom: a process that
 //! fills a GPU between two lists, and fails there, would be in none, and nobody would know who held the memory.
 
+use crate::clock::SECOND_NS;
 use crate::ring;
 
 /// Growth of less than this part of the usable memory does not count.
 const PART: u64 = 16;
+/// Growth is above the most of this time before the list, nanoseconds: the memory of a job whose steps rise and fall has been listed before.
+const BEFORE_NS: i64 = 10 * SECOND_NS;
 
 /// What was in use when the list was read.
 #[derive(Debug, Clone, Default)]
@@ -20,10 +23,13 @@ impl Rise {
     pub fn is_steep(&mut self, ring: &ring::Reader, listed_ns: i64, used_bytes: u64, usable_bytes: u64) -> bool {
         if self.listed_ns != Some(listed_ns) {
             self.listed_ns = Some(listed_ns);
+            let from_ns = listed_ns.saturating_sub(BEFORE_NS).max(ring.oldest_ns().unwrap_or(i64::MIN));
+            let before = ring.summary_through(from_ns, listed_ns).ok();
             // What the ring has no more counts as no growth.
-            self.listed_bytes = Some(ring.known_at(listed_ns).ok().flatten().unwrap_or(used_bytes));
+            self.listed_bytes = Some(before.and_then(|summary| summary.max).unwrap_or(used_bytes));
         }
-        self.listed_bytes.is_some_and(|listed| used_bytes.saturating_sub(listed) >= usable_bytes / PART)
+        let least_bytes = (usable_bytes / PART).max(1);
+        self.listed_bytes.is_some_and(|listed| used_bytes.saturating_sub(listed) >= least_bytes)
     }
 }
 
@@ -44,6 +50,9 @@ mod tests {
         assert_eq!([at(5, 150), at(5, 199), at(5, 200)], [false, false, true]);
         // The list that is read then is of its own time, and what falls is no growth.
         assert_eq!([at(20, 950), at(20, 300), at(20, 1_000)], [false, false, true]);
+        // One that is read in a trough of steps that rise and fall is not out of date at their next top.
+        assert_eq!([at(30, 900), at(30, 1_000)], [false, true]);
+        assert!(!rise.is_steep(&ring, 30 * MILLISECOND_NS, 900, 0), "a GPU without usable memory");
     }
 
     #[test]

@@ -153,16 +153,16 @@ impl Lanes<'_> {
 
     /// Lists the processes of GPUs whose list is out of date.
     fn read_wanted(&self, unit: &Unit, stop: &AtomicBool) {
-        let mut is_any = false;
-        for position in unit.positions.iter().copied() {
-            let Some(gpu) = self.gpus.get(position) else { continue };
-            if gpu.take_processes_wanted() && gpu.health() == Health::Up {
-                let at_ns = self.clock.now_ns();
-                gpu.set_processes(at_ns, self.source.processes(position, at_ns, &unit.calls));
-                is_any = true;
-            }
+        let of_unit = || unit.positions.iter().filter_map(|position| Some((*position, self.gpus.get(*position)?)));
+        // Of all, as the processes of an instance are those of its GPU too.
+        if of_unit().filter(|(_, gpu)| gpu.take_processes_wanted() && gpu.health() == Health::Up).count() == 0 {
+            return;
         }
-        if is_any && !stop.load(Ordering::Relaxed) {
+        for (position, gpu) in of_unit().filter(|(_, gpu)| gpu.health() == Health::Up) {
+            let at_ns = self.clock.now_ns();
+            gpu.set_processes(at_ns, self.source.processes(position, at_ns, &unit.calls));
+        }
+        if !stop.load(Ordering::Relaxed) {
             self.processes.set(process_table(self.gpus));
         }
     }
