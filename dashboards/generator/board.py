@@ -17,13 +17,13 @@ OTHERS = {
 }
 
 
-def listed(name, label, series, of, description, *, many=True, sort=1, everything=".+"):
-    """A variable with the values of a label."""
+def listed(name, label, series, of, description, *, many=True, sort=1, everything=".+", shown=True):
+    """A variable with the values of a label; one that is not shown follows from others."""
     definition = f"label_values({series}, {of})"
     variable = {
         "type": "query", "name": name, "label": label, "description": description, "datasource": DATASOURCE,
         "definition": definition, "query": {"qryType": 1, "query": definition, "refId": name}, "refresh": 2, "regex": "",
-        "sort": sort, "hide": 0, "skipUrlSync": False, "options": [], "multi": many, "includeAll": many,
+        "sort": sort, "hide": 0 if shown else 2, "skipUrlSync": False, "options": [], "multi": many, "includeAll": many,
     }
     if many:
         # "All" is a regular expression, so that thousands of values do not make a query too long.
@@ -101,8 +101,9 @@ class Board:
         for first in range(0, len(tiles), 4):
             self.line(3, *((6, tile) for tile in tiles[first:first + 4]))
 
-    def annotate(self, name, expr, color, title, text, *, on, enabled=True, step="60s", **more):
-        """Marks times on the panels `on` only: on every panel, the marks of many nodes bury the data."""
+    def annotate(self, name, expr, color, title, text, *, on, enabled=True, step="15s", **more):
+        """Marks times on the panels `on` only: on every panel, the marks of many nodes bury the data. Grafana joins events that are at most
+        a step apart into a region, so that with a long step a fault each minute is one block."""
         self.annotations.append({
             "name": name, "datasource": DATASOURCE, "enable": enabled, "hide": False, "iconColor": color, "expr": expr,
             "step": step, "titleFormat": title, "textFormat": text, "tagKeys": "",

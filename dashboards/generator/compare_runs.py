@@ -8,6 +8,8 @@ from generator.queries import JOB, PHASES, RECENT, STEP, WHOLE, count, mean, pea
 INFO = f"max by (instance, uuid, training_job) (highwater_job_info{{{JOB}}})"
 BY = "training_job"
 NAME = "{{training_job}}"
+# A curve without points for each run that has none, so that each run has the same colour on all panels.
+EVERY_RUN = f" or (max by ({BY}) (highwater_job_info{{{JOB}}}) * NaN)"
 TO_JOB = ("The job", "/d/highwater-training-job?${__url_time_range}&${datasource:queryparam}&var-job=${__value.raw}")
 
 
@@ -71,8 +73,8 @@ def _runs():
         column("Ranks", source="A", width=60),
         column("Running", source="B", missing="ended", cell="text", steps=[(1, BLUE)], width=75),
         column("Last step", source="C", decimals=0, width=80),
-        column("Step time", source="D", unit="s", decimals=3, minimum=0, steps=[(0, BLUE)], cell="gauge", width=130),
-        column("Peak", source="E", unit="bytes", decimals=1, minimum=0, steps=[(0, BLUE)], cell="gauge", width=130),
+        column("Step time", source="D", unit="s", decimals=3, minimum=0, steps=[(0, BLUE)], cell="gauge"),
+        column("Peak", source="E", unit="bytes", decimals=1, minimum=0, steps=[(0, BLUE)], cell="gauge"),
         column("Energy/step", source="F", unit="joule", decimals=0, minimum=0, steps=[(0, BLUE)], cell="gauge"),
         column("Idle", source="G", unit="percentunit", decimals=1, width=65),
         column("Retries", source="H", decimals=0, steps=[(0, GREEN), (1, ORANGE)], cell="text", width=65),
@@ -100,7 +102,7 @@ def _by_step():
 def _highest():
     share = _everywhere(f"{peak('')} / ignoring (window) {usable('')}")
     return bars("Highest share of memory", "The highest use in the window of the fullest GPU of each run that goes on, as a share of the "
-                "memory that jobs can have there.", of_job(f"({share})"), "percentunit", NAME, FULL, maximum=1, decimals=1)
+                "memory that jobs can have there.", of_job(f"({share})"), "percentunit", NAME, FULL, label=BY, maximum=1, decimals=1)
 
 
 def _steps():
@@ -127,16 +129,16 @@ def _peaks():
 
 def _step_time():
     return bars("Step time over the range", "The exact mean duration of a step over the time range.", mean(STEP, JOB, [BY], WHOLE), "s",
-                NAME, decimals=3)
+                NAME, label=BY, decimals=3)
 
 
 def _energy():
     energy = f"sum by ({BY}) (rate(highwater_phase_energy_joules_total{{{JOB}}}[$__rate_interval]))"
     return lines("Energy per step", "Energy of the phases of one step of one rank, over at least a minute. Nested phases count in each.",
-                 [query(f"{energy} / ({count(STEP, JOB, [BY])} > 0)", NAME)], "joule", interval="1m")
+                 [query(f"{energy} / ({count(STEP, JOB, [BY])} > 0)" + EVERY_RUN, NAME)], "joule", interval="1m")
 
 
 def _utilization():
-    jobs = of_job("highwater_gpu_utilization_ratio", "avg")
+    jobs = of_job(f"avg_over_time(highwater_gpu_utilization_ratio[{RECENT}])", "avg") + EVERY_RUN
     return lines("Utilization", "Share of time in which a kernel ran, mean of the run's GPUs.", [query(jobs, NAME)], "percentunit",
                  maximum=1)

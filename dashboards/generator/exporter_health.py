@@ -59,7 +59,7 @@ def _daemons():
     own = f"and on (instance, job) {DAEMON}"
     due = rate("highwater_sampler_ticks_due_total", "instance")
     queries_ = [
-        rows(f"{by} (last_over_time({DAEMON}[$__range]))"),
+        rows(f"{by} ({queries.daemons_seen()})"),
         rows(f"{by} ({DAEMON})"),
         rows(f"max by (instance, version) ({DAEMON})"),
         rows(f"max by (instance, source) (highwater_source_info{{{NODE}}})"),

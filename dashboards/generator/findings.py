@@ -146,7 +146,7 @@ def findings_table(title, active, seen, *, of="", unread=None):
     """The findings that go on now. If there is none, it has a row that says so, as long as `seen` returns anything, or else
     one that says that nothing is read, as long as `unread` does."""
     unknown = "unknown: no GPU read"
-    vectors = [_with_runbook(_with_texts(active)), queries.a_row("finding", NOTHING, seen)]
+    vectors = [queries.by_severity(_with_runbook(_with_texts(active))), queries.a_row("finding", NOTHING, seen)]
     if unread:
         vectors.append(queries.a_row("finding", unknown, unread))
     kinds = words({NOTHING: (NOTHING, GREEN), unknown: (unknown, GREY)})
@@ -154,7 +154,7 @@ def findings_table(title, active, seen, *, of="", unread=None):
         title,
         f"Problems{of} that go on now: what each kind means, why it is reported and what to try. The node links to the "
         "daemon's live page, which has the numbers. The row “none” means that the daemons read GPUs and report nothing.",
-        [rows(queries.first_of(*vectors))],
+        [rows(f"sort_desc({queries.first_of(*vectors)})")],
         [
             column("Finding", source="finding", mappings=[kinds], cell="text", width=150,
                    link=("What the live page shows", _live("/findings"))),
@@ -165,11 +165,11 @@ def findings_table(title, active, seen, *, of="", unread=None):
                    link=("Training job", "/d/highwater-training-job?${__url_time_range}&${datasource:queryparam}"
                                          "&var-job=${__value.raw}")),
             column("Rank", source="rank", width=50, missing=""),
-            column("What and why", source="what", cell="wrap", missing=""),
-            column("Advice", source="advice", cell="wrap", missing=""),
-            column("Runbook", source="runbook", width=120, missing="", link=("Runbook", RUNBOOK)),
+            column("What and why", source="what", cell="wrap", missing="", least=240),
+            column("Advice", source="advice", cell="wrap", missing="", least=200),
+            column("Runbook", source="runbook", width=135, missing="", link=("Runbook", RUNBOOK)),
         ],
-        hidden=["uuid", "pod", "Value"], sort=("Severity", False))
+        hidden=["uuid", "pod", "Value"])
 
 
 def alerts_table(title, alerts, seen):
@@ -177,18 +177,18 @@ def alerts_table(title, alerts, seen):
     unevaluated = "unknown: rules not loaded"
     states = words({NOTHING: (NOTHING, GREEN), unevaluated: (unevaluated, GREY)})
     none = queries.a_row("alertname", NOTHING, f"{queries.RULES} and on (instance) {seen}")
-    expr = queries.first_of(alerts, none, queries.a_row("alertname", unevaluated, seen))
+    expr = queries.first_of(queries.by_severity(alerts), none, queries.a_row("alertname", unevaluated, seen))
     return table(
         title,
         "Alerts of dashboards/alerts that fire in this Prometheus. The row “none” means that the rules are evaluated and "
         "nothing fires; “unknown” means that Prometheus has not loaded them.",
-        [rows(expr)],
+        [rows(f"sort_desc({expr})")],
         [
-            column("Alert", source="alertname", mappings=[states], cell="text", link=("All alerts", "${runbooks}docs/alerts.md")),
+            column("Alert", source="alertname", mappings=[states], cell="text", least=190, link=("All alerts", "${runbooks}docs/alerts.md")),
             column("Severity", source="severity", mappings=[SHOWN_SEVERITIES], cell="text", width=95, missing=""),
-            column("Node", source="instance", missing=""),
+            column("Node", source="instance", missing="", least=125),
             column("GPU", source="gpu", width=60, missing=""),
-            column("Job", source="training_job", missing=""),
+            column("Job", source="training_job", missing="", least=90),
             column("Rank", source="rank", width=60, missing=""),
         ],
         hidden=["alertstate", "uuid", "pod", "xid", "finding", "cause", "reason", "Value"])

@@ -100,22 +100,22 @@ def _gpus():
         rows(f"min by (instance, gpu) ({queries.below_slowdown(NODE)})"),
     ]
     columns = [
-        column("Node", source="instance", link=TO_NODE, filtered=True, width=170),
+        column("Node", source="instance", link=TO_NODE, filtered=True, width=150),
         column("GPU", source="gpu", width=45, link=TO_GPU),
-        column("State", source="B", mappings=[ANSWERS], missing="gone", cell="text", width=75),
+        column("State", source="B", mappings=[ANSWERS], missing="gone", cell="text", width=72),
         column("Peak", source="D", unit="percentunit", decimals=1, minimum=0, maximum=1, steps=FULL, cell="gauge",
-               link=TO_GPU, width=110),
+               link=TO_GPU, width=115),
         column("Utilization", source="E", unit="percentunit", decimals=0, minimum=0, maximum=1, steps=[(0, BLUE)],
-               cell="gauge", width=100),
-        column("Power", source="F", unit="watt", decimals=0, width=65),
+               cell="gauge", width=95),
+        column("Power", source="F", unit="watt", decimals=0, width=60),
         column("Of its limit", source="L", unit="percentunit", decimals=0, minimum=0, maximum=1, steps=[(0, BLUE)],
-               cell="gauge", width=100),
-        column("Temp", source="G", unit="celsius", decimals=0, width=80),
-        column("To slowdown", source="M", unit="celsius", decimals=0, steps=BELOW_SLOWDOWN, cell="text", width=120),
+               cell="gauge", width=95),
+        column("Temp", source="G", unit="celsius", decimals=0, width=62),
+        column("To slowdown", source="M", unit="celsius", decimals=0, steps=BELOW_SLOWDOWN, cell="text", width=105),
         column("Throttled", source="H", mappings=[THROTTLED], cell="text", width=80),
         column("XIDs", source="I", steps=NONE_WANTED, cell="text", width=50),
         column("Findings", source="J", steps=SOME, cell="text", width=75),
-        column("Job", source="training_job", missing="", link=TO_JOB, filtered=True, width=120),
+        column("Job", source="training_job", missing="", link=TO_JOB, filtered=True, width=115),
         column("Rank", source="rank", missing="", width=50),
         column("Model", source="name", filtered=True),
     ]
@@ -131,7 +131,7 @@ def _nodes():
     by = "max by (instance)"
     due = f"sum by (instance) (rate(highwater_sampler_ticks_due_total{{{NODE}}}[$__rate_interval]))"
     queries_ = [
-        rows(f"{by} (last_over_time(highwater_build_info{{{NODE}}}[$__range]))"),
+        rows(f"{by} ({queries.daemons_seen()})"),
         rows(f"{by} ({DAEMON})"),
         rows(f"sum by (instance) (highwater_gpu_up{{{NODE}}})"),
         rows(f"{by} ({fullness(NODE)})"),
@@ -140,10 +140,10 @@ def _nodes():
         rows(f"max by (instance, reason) (highwater_source_error{{{NODE}}})"),
     ]
     columns = [
-        column("Node", source="instance", link=TO_NODE, filtered=True),
+        column("Node", source="instance", link=TO_NODE, filtered=True, least=125),
         column("State", source="B", mappings=[words({1: ("reports", GREEN)})], missing="gone", cell="text", width=80),
         column("GPUs", source="C", width=60),
-        column("Peak memory", source="D", unit="percentunit", decimals=1, minimum=0, maximum=1, steps=FULL, cell="gauge"),
+        column("Peak memory", source="D", unit="percentunit", decimals=1, minimum=0, maximum=1, steps=FULL, cell="gauge", least=130),
         column("Missed", source="E", unit="percentunit", decimals=1, steps=[(0, GREEN), (0.01, YELLOW), (0.05, RED)],
                cell="text", width=80),
         column("Version", source="version", width=80),
@@ -168,12 +168,12 @@ def _jobs():
              f"or 0 * count by (namespace, user, training_job) ({info})"),
     ]
     columns = [
-        column("Job", source="training_job", link=TO_JOB, filtered=True),
+        column("Job", source="training_job", link=TO_JOB, filtered=True, least=90),
         column("Namespace", source="namespace", missing="", filtered=True),
         column("User", source="user", missing="", filtered=True, width=80),
         column("Ranks now", source="B", missing="gone", cell="text", steps=[(1, BLUE)], width=90),
         column("Nodes", source="C", width=60),
-        column("Step time", source="D", unit="s", decimals=3),
+        column("Step time", source="D", unit="s", decimals=3, least=90),
         column("Worst lag", source="E", unit="percentunit", decimals=0, steps=[(0, GREEN), (1.2, YELLOW), (1.5, RED)],
                cell="text"),
         column("Worst stall", source="F", unit="percentunit", decimals=0, steps=[(0, GREEN), (0.15, YELLOW), (0.3, RED)],
@@ -190,7 +190,7 @@ def _full():
     return lines("How full the GPUs are", "The highest use within each interval as a share of what jobs can have: the fullest "
                  "GPU, the fullest tenth, and the median GPU.",
                  [query(f"max({share})", "fullest"), query(f"quantile(0.9, {share})", "fullest tenth"),
-                  query(f"quantile(0.5, {share})", "median")], "percentunit", maximum=1, decimals=0,
+                  query(f"quantile(0.5, {share})", "median")], "percentunit", maximum=1,
                  steps=[(0.97, ORANGE), (0.99, RED)], draw_steps=True)
 
 
@@ -201,10 +201,9 @@ def _found():
 
 
 def _busy():
-    value = f"highwater_gpu_utilization_ratio{{{NODE}}}"
+    value = f"avg_over_time(highwater_gpu_utilization_ratio{{{NODE}}}[{RECENT}])"
     return lines("GPUs at work", "Share of time in which a kernel ran: mean of all GPUs, and the idlest tenth.",
-                 [query(f"avg({value})", "mean"), query(f"quantile(0.1, {value})", "idlest tenth")], "percentunit", maximum=1,
-                 decimals=0)
+                 [query(f"avg({value})", "mean"), query(f"quantile(0.1, {value})", "idlest tenth")], "percentunit", maximum=1)
 
 
 def _power():

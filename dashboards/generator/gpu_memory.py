@@ -3,10 +3,11 @@
 from generator import findings, queries
 from generator.board import Board, listed, runbooks, window
 from generator.panels import (BELOW_SLOWDOWN, BLUE, FULL, GREEN, GREY, NONE_WANTED, ORANGE, RED, YELLOW, column, dashed,
-                              lines, query, rows, table, tile, timeline, words)
+                              lines, query, rows, table, tile, timeline, unlisted, words)
 from generator.queries import GPU, RECENT, WHOLE, floor, fullness, or_zero, peak, usable
 
 NAME = "{{instance}} GPU {{gpu}}"
+OF_A_GPU = "/ GPU /"
 UP = f"highwater_gpu_up{{{GPU}}}"
 TO_JOB = ("The job", "/d/highwater-training-job?${__url_time_range}&${datasource:queryparam}&var-job=${__value.raw}")
 LIVE = ("Live page of the GPU", "http://${__data.fields.Node}/#/gpu/${__value.raw}")
@@ -25,6 +26,8 @@ def dashboard():
                       window("highwater_gpu_memory_used_max_bytes"),
                       listed("node", "GPU by GPU of", 'highwater_gpu_up{instance=~"$instance"}', "instance",
                              "The node whose GPUs have a panel each in the last row.", many=False),
+                      listed("node_gpu", "", 'highwater_gpu_up{instance="$node",gpu=~"$gpu"}', "gpu", "The chosen GPUs of that node.",
+                             sort=3, shown=False),
                       runbooks(),
                   ], ["gpu"])
     board.row("Is anything wrong?")
@@ -47,7 +50,7 @@ def dashboard():
                          "this is the traffic of collectives.")))
     board.row("GPU by GPU of $node", collapsed=True)
     (band,) = board.line(8, (8, _band()))
-    band |= {"repeat": "gpu", "repeatDirection": "h", "maxPerRow": 4}
+    band |= {"repeat": "node_gpu", "repeatDirection": "h", "maxPerRow": 4}
     findings.annotate(board, queries.NODE, on, enabled=False)
     board.annotate("XID errors", f"highwater_gpu_xid_last_timestamp_seconds{{{GPU}}} * 1000", "purple", "XID {{xid}}", NAME,
                    on=on, useValueForTime=True)
@@ -94,7 +97,7 @@ def _tiles():
 def _how_full():
     return timeline("How full, by GPU", "Peak of each interval as a share of the memory that jobs can have. Yellow from 90 %, "
                     "orange from 97 %, red from 99 %. A gap is a time without samples. Twelve GPUs a page.",
-                    [query(fullness(GPU, RECENT), NAME)], "percentunit", FULL, per_page=12)
+                    [query(queries.by_node(fullness(GPU, RECENT)), NAME)], "percentunit", FULL, per_page=12)
 
 
 def _peaks():
@@ -128,7 +131,7 @@ def _flushes():
 def _floor():
     return lines("Lowest use of each interval", "The least memory in use at any millisecond, by GPU. If the floor "
                  "rises for hours, something is not given back.",
-                 [query(floor(GPU, RECENT), NAME)], "bytes")
+                 [query(floor(GPU, RECENT), NAME)], "bytes", legend=None)
 
 
 def _now():
@@ -159,8 +162,8 @@ def _band():
 
     band = {"id": "custom.fillBelowTo", "value": "low"}
     thin = {"id": "custom.lineWidth", "value": 0}
-    of_node = GPU + ',instance="$node"'
-    return lines("GPU $gpu", "The range of memory in use within each interval, from the lowest to the highest. Both are exact to "
+    of_node = queries.NODE + ',instance="$node",gpu=~"$node_gpu"'
+    return lines("GPU $node_gpu", "The range of memory in use within each interval, from the lowest to the highest. Both are exact to "
                  "the millisecond, the mean is weighted by time. A mean near the bottom of a wide band is a spike.",
                  [query(peak(of_node, RECENT), "peak"),
                   query(f'avg_over_time(highwater_gpu_memory_used_avg_bytes{{{of_node},window="$window"}}[{RECENT}])', "mean"),
@@ -169,19 +172,19 @@ def _band():
 
 
 def _utilization():
-    return lines("Utilization", "Share of the driver's last window in which a kernel ran. High utilization does not mean "
+    return lines("Utilization", "Share of time in which a kernel ran, mean of each interval. High utilization does not mean "
                  "progress: a collective that waits for another rank counts as busy.",
-                 [query(f"highwater_gpu_utilization_ratio{{{GPU}}}", NAME)], "percentunit", maximum=1)
+                 [query(f"avg_over_time(highwater_gpu_utilization_ratio{{{GPU}}}[{RECENT}])", NAME)], "percentunit", maximum=1, legend=None)
 
 
 def _controller():
-    return lines("Memory controller", "Share of the driver's last window in which device memory was read or written.",
-                 [query(f"highwater_gpu_memory_busy_ratio{{{GPU}}}", NAME)], "percentunit", maximum=1)
+    return lines("Memory controller", "Share of time in which device memory was read or written, mean of each interval.",
+                 [query(f"avg_over_time(highwater_gpu_memory_busy_ratio{{{GPU}}}[{RECENT}])", NAME)], "percentunit", maximum=1, legend=None)
 
 
 def _clock():
     return lines("SM clock", "Clock of the streaming multiprocessors. If it falls under load, Clocks event reasons shows why. The axis "
-                 "does not begin at 0.", [query(f"highwater_gpu_sm_clock_hertz{{{GPU}}}", NAME)], "hertz", minimum=None)
+                 "does not begin at 0.", [query(f"highwater_gpu_sm_clock_hertz{{{GPU}}}", NAME)], "hertz", minimum=None, legend=None)
 
 
 def _power():
@@ -189,7 +192,7 @@ def _power():
                  "selected GPUs; no line if they report none.",
                  [query(queries.power(GPU), NAME),
                   query(f"max(highwater_gpu_power_limit_watts{{{GPU}}})", "limit")], "watt",
-                 overrides=[dashed("limit", RED)])
+                 overrides=[dashed("limit", RED), unlisted(OF_A_GPU)])
 
 
 def _temperature():
@@ -197,7 +200,7 @@ def _temperature():
                  "the selected GPUs; no line if they report none. Clocks event reasons has thermal reasons. The axis does not begin at 0.",
                  [query(f"highwater_gpu_temperature_celsius{{{GPU}}}", NAME),
                   query(f"min by (limit) (highwater_gpu_temperature_limit_celsius{{{GPU}}})", "{{limit}}")], "celsius",
-                 minimum=None, overrides=[dashed("slowdown", ORANGE), dashed("shutdown", RED)])
+                 minimum=None, overrides=[dashed("slowdown", ORANGE), dashed("shutdown", RED), unlisted(OF_A_GPU)])
 
 
 def _energy():
@@ -217,13 +220,13 @@ def _throttled():
     healthy = f'label_replace(0 * max by (instance, gpu) ({active}), "reason", "not throttled", "", "")'
     return timeline("Clocks event reasons", "Why a GPU runs below its requested clock. sw_power_cap is normal at full load; hw_* and "
                     "sw_thermal_slowdown are not. A GPU has a row for each reason within the range, or one that says that it is not throttled.",
-                    [query(f"({reasons}) or ({healthy} unless on (instance, gpu) ({ever}))", NAME + " {{reason}}")], "none",
+                    [query(queries.by_node(f"({reasons}) or ({healthy} unless on (instance, gpu) ({ever}))"), NAME + " {{reason}}")], "none",
                     [(0, GREEN), (1, ORANGE)], per_page=12)
 
 
 def _answers():
     return timeline("GPU answers", "Red while the driver does not answer for the GPU. A gap: the daemon was not scraped.",
-                    [query(UP, NAME)], steps=[(0, RED), (1, GREEN)], per_page=12)
+                    [query(queries.by_node(UP), NAME)], steps=[(0, RED), (1, GREEN)], per_page=12)
 
 
 def _xids():
@@ -233,8 +236,8 @@ def _xids():
                  "one. The number links to NVIDIA's catalogue.", [rows(expr)], [
                      column("XID", source="xid", link=("NVIDIA's catalogue of XID errors",
                                                        "https://docs.nvidia.com/deploy/xid-errors/")),
-                     column("Last", source="A", unit="dateTimeFromNow", mappings=[words({0: ""})], missing=""),
-                     column("Node", source="instance", missing=""),
+                     column("Last", source="A", unit="dateTimeFromNow", mappings=[words({0: ""})], missing="", width=140),
+                     column("Node", source="instance", missing="", width=120),
                      column("GPU", source="gpu", width=45, missing=""),
                  ], hidden=["uuid", "pod"])
 

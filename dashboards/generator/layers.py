@@ -66,7 +66,7 @@ def _tiles():
 
 def _top(title, description, name):
     each = f"max by (layer) (highwater_layer_{name}_bytes{{{RANK}}})"
-    return bars(title, description, f"sort_desc(topk(20, {each}))", "bytes", "{{layer}}", decimals=1)
+    return bars(title, description, f"topk(20, {each})", "bytes", "{{layer}}", label="layer", decimals=1)
 
 
 def _top_activations():
@@ -115,7 +115,7 @@ def _by_rank(title, name, what):
     vector = f"max by (rank) (max_over_time(highwater_job_{name}_bytes{{{RANK}}}[$__rate_interval]))"
     return heat(title, f"Bytes {what}, as the job last reported: the highest value of each interval. A row for each rank, rank 0 "
                 "at the top. A gap is unknown.", [query(in_order(vector), shape="table")], "bytes", rows_of="rank", low=0,
-                interval="30s", decimals=1, scheme="Oranges")
+                interval="30s", decimals=1, scheme=None)
 
 
 def _cache():

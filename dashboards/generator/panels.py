@@ -111,12 +111,18 @@ def lines(title, description, queries, unit, *, legend="bottom", calcs=(), minim
         "stacking": {"group": "A", "mode": "normal" if stack else "none"},
         "thresholdsStyle": {"mode": "dashed" if draw_steps else "off"},
     }
-    shown = {"calcs": list(calcs), "displayMode": "table" if legend == "right" else "list", "placement": legend,
-             "showLegend": True} | ({"width": 240} if legend == "right" else {})
+    shown = {"calcs": list(calcs), "displayMode": "table" if legend == "right" else "list", "placement": legend or "bottom",
+             "showLegend": legend is not None} | ({"width": 240} if legend == "right" else {})
+    if legend == "right" and len(calcs) == 1 and calcs[0] in WORST:
+        shown["sortBy"], shown["sortDesc"] = WORST[calcs[0]]
     return _panel("timeseries", title, description, queries, unit=unit, steps=steps, base="text" if steps else GREY,
                   min=minimum, max=maximum, decimals=decimals, interval=interval, overrides=overrides,
                   color={"mode": "palette-classic"}, custom=custom,
                   options={"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}})
+
+
+# How a table of curves is sorted so that the worst is in sight, by what it shows of each.
+WORST = {"max": ("Max", True), "min": ("Min", False)}
 
 
 def dashed(name, color):
@@ -124,6 +130,12 @@ def dashed(name, color):
     return {"matcher": {"id": "byName", "options": name}, "properties": [
         {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 6]}},
         {"id": "color", "value": {"mode": "fixed", "fixedColor": color}}]}
+
+
+def unlisted(pattern):
+    """The override that keeps curves out of the legend, where those of all GPUs would leave no room for the plot. The tooltip has them."""
+    hidden = {"legend": True, "tooltip": False, "viz": False}
+    return {"matcher": {"id": "byRegexp", "options": pattern}, "properties": [{"id": "custom.hideFrom", "value": hidden}]}
 
 
 def timeline(title, description, queries, unit="none", steps=(), *, mappings=(), transformations=(), per_page=20,
@@ -149,16 +161,19 @@ def across(label, value="Value"):
             "options": {"columnField": label, "rowField": "Time", "valueField": value, "emptyValue": "null"}}
 
 
+EVERY_FIELD = {"id": "filterFieldsByName", "options": {"include": {"pattern": ".*"}}}
+
+
 def heat(title, description, queries, unit, *, low=None, high=None, scheme="Oranges", rows_of=None, decimals=None,
          cell_unit=None, interval=None):
-    """A heat map: of a histogram, or of a table with a row for each value of the label `rows_of`. (Of series by rank, it
-    would be an error in place of "No data" where there are none.)"""
+    """A heat map: of a histogram, or of a table with a row for each value of the label `rows_of`. `scheme`: of colours; `None`
+    is one colour, the stronger the higher, which in both themes stands out where it is high."""
     cell = cell_unit or unit
     options = {
         "calculate": False,
         "cellGap": 0 if rows_of else 1,
         "cellValues": {"unit": cell} | ({"decimals": decimals} if decimals is not None else {}),
-        "color": {"mode": "scheme", "scheme": scheme, "steps": 64, "exponent": 0.5, "fill": "dark-orange",
+        "color": {"mode": "scheme" if scheme else "opacity", "scheme": scheme or "Oranges", "scale": "linear", "steps": 64, "exponent": 0.5, "fill": "dark-orange",
                   "reverse": False} | ({"min": low} if low is not None else {}) | ({"max": high} if high is not None else {}),
         "exemplars": {"color": "rgba(255,0,255,0.7)"},
         # Of ranks, 0 is a value; of a histogram, an empty bucket.
@@ -170,11 +185,12 @@ def heat(title, description, queries, unit, *, low=None, high=None, scheme="Oran
         "yAxis": {"axisPlacement": "left", "reverse": bool(rows_of), "unit": "none" if rows_of else unit},
     }
     return _panel("heatmap", title, description, queries, unit=unit, interval=interval, options=options,
-                  transformations=[across(rows_of)] if rows_of else [], custom={"scaleDistribution": {"type": "linear"}})
+                  # Without the second, a table without rows is an error in place of "No data".
+                  transformations=[across(rows_of), EVERY_FIELD] if rows_of else [], custom={"scaleDistribution": {"type": "linear"}})
 
 
-def bars(title, description, expr, unit, legend, steps=(), *, maximum=None, decimals=None):
-    """A bar for each series, now."""
+def bars(title, description, expr, unit, legend, steps=(), *, label, maximum=None, decimals=None):
+    """A bar for each series, now, the longest first, named by the value of `label`: a single one has no other name."""
     options = {
         "displayMode": "basic",
         "minVizHeight": 20,
@@ -185,18 +201,19 @@ def bars(title, description, expr, unit, legend, steps=(), *, maximum=None, deci
         "showUnfilled": True,
         "sizing": "manual",
         "valueMode": "text",
+        "text": {"titleSize": 13},
         "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": False},
     }
-    return _panel("bargauge", title, description, [query(expr, legend, instant=True)], unit=unit, steps=steps,
-                  base=BLUE if not steps else GREY, min=0, max=maximum, decimals=decimals, color={"mode": "thresholds"},
+    return _panel("bargauge", title, description, [query(f"sort_desc({expr})", legend, instant=True)], unit=unit, steps=steps,
+                  displayName=f"${{__field.labels.{label}}}", base=BLUE if not steps else GREY, min=0, max=maximum, decimals=decimals, color={"mode": "thresholds"},
                   options=options)
 
 
 def column(name, *, source=None, unit=None, decimals=None, steps=None, mappings=None, missing="n/a", cell=None, link=None,
-           width=None, minimum=None, maximum=None, filtered=False):
-    """A column of a table, taken from the label or the query `source`. See `table`."""
+           width=None, least=None, minimum=None, maximum=None, filtered=False):
+    """A column of a table, taken from the label or the query `source`. See `table`. `least`: its width where the page is narrow."""
     return {"filtered": filtered, "name": name, "source": source or name, "unit": unit, "decimals": decimals, "steps": steps,
-            "mappings": mappings, "missing": missing, "cell": cell, "link": link, "width": width, "min": minimum,
+            "mappings": mappings, "missing": missing, "cell": cell, "link": link, "width": width, "least": least, "min": minimum,
             "max": maximum}
 
 
@@ -223,6 +240,11 @@ def _override(column_):
         properties.append({"id": "thresholds", "value": thresholds(column_["steps"])})
     if column_["cell"]:
         properties.append({"id": "custom.cellOptions", "value": _cell(column_["cell"])})
+    if column_["cell"] == "gauge" and column_["max"] is None:
+        # Of this column alone: the largest number of the whole table may be of bytes.
+        properties.append({"id": "fieldMinMax", "value": True})
+    if column_["least"]:
+        properties.append({"id": "custom.minWidth", "value": column_["least"]})
     if column_["width"]:
         properties.append({"id": "custom.width", "value": column_["width"]})
     if column_["link"]:
@@ -268,7 +290,7 @@ def matrix(title, description, expr, unit, *, down, across, decimals=None):
     named = {"id": "organize", "options": {"excludeByName": {}, "includeByName": {}, "indexByName": {corner: 0},
                                            "renameByName": {corner: down}}}
     return _panel("table", title, description, [rows(expr)], unit=unit, missing="n/a",
-                  decimals=decimals, transformations=[to_matrix, named], custom={"align": "auto", "filterable": False},
+                  decimals=decimals, transformations=[to_matrix, named], custom={"align": "auto", "filterable": False, "minWidth": 70},
                   options={"cellHeight": "sm", "showHeader": True}, color={"mode": "thresholds"})
 
 

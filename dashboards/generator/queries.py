@@ -117,9 +117,10 @@ def below_slowdown(matchers):
 def flushes(matchers, window):
     """How often allocators returned their caches, by GPU: as the allocators of its ranks count it, and of GPUs on which none does, how often memory
     fell steeply and grew back. A job that gives memory back by itself looks like the latter."""
-    ranks = f"last_over_time(highwater_job_info{{{matchers}}}[{window}])"
-    counted = (f"increase(highwater_job_allocator_retries_total[{window}]) "
-               f"* on (instance, namespace, user, training_job, rank) group_right () {ranks}")
+    # A rank on several GPUs, or that moved, counts on each of them; one of two scrape jobs, or of a world of another size, counts once.
+    of = "instance, namespace, user, training_job, rank"
+    ranks = f"max by (gpu, uuid, {of}) (last_over_time(highwater_job_info{{{matchers}}}[{window}]))"
+    counted = f"max by ({of}) (increase(highwater_job_allocator_retries_total[{window}])) * on ({of}) group_right () {ranks}"
     seen = f"increase(highwater_gpu_memory_flushes_total{{{matchers}}}[{window}])"
     return f"sum by (instance, gpu, uuid) ({counted}) or on (instance, gpu, uuid) {seen}"
 
@@ -148,6 +149,20 @@ def count_firing(alerts, among):
     return or_zero(f"count({alerts})", f"{RULES}{{{among}}}")
 
 
+def by_node(vector):
+    """GPUs in the order of their nodes: Prometheus returns series in the order of their labels, and `gpu` comes before `instance`."""
+    # The label that decides must come before all others.
+    numbered = in_order(f'label_replace({vector}, "order", "$1", "gpu", "(.*)")', "order")
+    return f'label_join({numbered}, "_row", " ", "instance", "order")'
+
+
+def by_severity(vector):
+    """Series with the label `severity`, the higher the worse: a table sorts labels as text, in which `info` comes before `warning`."""
+    order = " or ".join(f'label_replace(vector({nth}), "severity", "{name}", "", "")' for name, nth in [("critical", 3), ("warning", 2), ("info", 1)])
+    # Sites may give alerts another severity.
+    return f"(({vector}) * on (severity) group_left () ({order})) or 0 * ({vector})"
+
+
 def a_row(label, text, if_there_is):
     """One row that has only `text` in `label`, as long as `if_there_is` returns anything."""
     return f'label_replace(0 * count({if_there_is}), "{label}", "{text}", "", "")'
@@ -158,10 +173,14 @@ def first_of(*vectors):
     return " or on () ".join(f"({vector})" for vector in vectors)
 
 
+def daemons_seen():
+    """The daemons that were scraped within the range, or within a day where Prometheus still tries to."""
+    daemon = f"highwater_build_info{{{NODE}}}"
+    return f"(last_over_time({daemon}[$__range]) or up{{{NODE}}} == 0 and on (job, instance) last_over_time({daemon}[1d]))"
+
+
 def gone():
     """How many daemons are gone: scraped within the range, or within a day where Prometheus still tries to, and not now. After an outage
     that is longer than the range, only the second is left."""
-    daemon = f"highwater_build_info{{{NODE}}}"
-    down = f"up{{{NODE}}} == 0 and on (job, instance) last_over_time({daemon}[1d])"
-    known = f"last_over_time({daemon}[$__range]) or {down}"
+    daemon, known = f"highwater_build_info{{{NODE}}}", daemons_seen()
     return or_zero(f"count(count by (instance) ({known}) unless count by (instance) ({daemon}))", known)

@@ -118,18 +118,23 @@ def _spread(title, description, vector, unit):
 def _lag():
     return _by_rank("Compute lag, by rank", "The last step's time outside communication and data, divided by the median of the "
                     "job's other ranks on the node. A rank that stands out for long is a straggler, for which the others wait.",
-                    "highwater_job_compute_lag_ratio", "percentunit", 1, 1.5, decimals=0)
+                    "highwater_job_compute_lag_ratio", "percentunit", 1, 1.5, decimals=0, scheme="RdYlGn")
 
 
 def _stall():
     return _by_rank("Data stall, by rank", "Share of the last 10 steps' time spent waiting for data with the GPU idle.",
-                    "highwater_job_data_stall_ratio", "percentunit", 0, 0.5, decimals=0, scheme="Blues")
+                    "highwater_job_data_stall_ratio", "percentunit", 0, 0.5, decimals=0, scheme="RdYlGn")
 
 
 def _slowdown():
     return _by_rank("Comm slowdown, by rank", "The last step's communication as a multiple of the rank's healthy steps. A rank that "
                     "stays healthy while the others slow down is the one that they wait for.",
-                    "highwater_comm_slowdown_ratio", "none", 1, 10, decimals=1, scheme="Reds")
+                    "highwater_comm_slowdown_ratio", "none", 1, 10, decimals=1, scheme="RdYlGn")
+
+
+BY_RANK = {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": "rank"}]}}
+# What `in_order` has put before numbers so that text sorts like them.
+WITHOUT_ZEROS = {"id": "renameByRegex", "options": {"regex": "^0{1,2}([0-9]+)$", "renamePattern": "$1"}}
 
 
 def _where():
@@ -138,7 +143,7 @@ def _where():
                   eval="light-blue")
     return timeline("Where each rank is", "The phase of each rank at each scrape, a row for each rank. Phases shorter than the scrape "
                     "interval appear by chance; a hung rank shows as one long bar. A gap is unknown. Twelve ranks a page.",
-                    [query(in_order(phase), shape="table")], transformations=[across("rank", "phase")], per_page=12, legend=True,
+                    [query(in_order(phase), shape="table")], transformations=[BY_RANK, across("rank", "phase"), WITHOUT_ZEROS], per_page=12, legend=True,
                     mappings=[words({name: (name, color) for name, color in colors.items()}), otherwise("dark-blue")])
 
 
@@ -227,7 +232,7 @@ def _peak_by_rank():
     return heat("Peak by rank", "The most device memory in use at any millisecond of the selected phases, as a share of what jobs can "
                 "have on the rank's GPU. A row for each rank, rank 0 at the top. If ranks differ widely, the fullest one limits "
                 "the batch.", [query(in_order(f"max by (rank) ({share})"), shape="table")], "percentunit", rows_of="rank",
-                low=0, high=1, decimals=1, interval="30s", scheme="Oranges")
+                low=0, high=1, decimals=1, interval="30s", scheme=None)
 
 
 def _floor():
@@ -280,7 +285,7 @@ def _tensor():
                 "ranks take as long for a step as the slowest one: a rank that is well above the others works while they wait. A row "
                 "for each rank, rank 0 at the top.",
                 [query(in_order(f"{tensor} / ({observed} > 0)"), shape="table")], "percentunit", rows_of="rank",
-                low=0, high=1, interval="30s", decimals=0, scheme="Blues")
+                low=0, high=1, interval="30s", decimals=0, scheme=None)
 
 
 def _energy():

@@ -41,8 +41,8 @@ const EMPTY: [(&str, &str, &str); 2] = [
 /// Tiles that are green for a daemon without a driver, because they are about the daemon itself.
 const OF_THE_DAEMON: [&str; 4] = ["Nodes gone", "Daemons gone", "Refused, in range", "Versions"];
 
-/// Tiles that look further back than the page's range: what is gone for longer than that has nothing in it.
-const BEYOND_THE_RANGE: [&str; 2] = ["\"Nodes gone\"", "\"Daemons gone\""];
+/// Panels that look further back than the page's range: what is gone for longer than that has nothing in it.
+const BEYOND_THE_RANGE: [&str; 4] = ["\"Nodes gone\"", "\"Daemons gone\"", "\"Nodes\"", "\"Daemons\""];
 
 /// A dashboard and where it was read from.
 pub struct Dashboard {
@@ -528,6 +528,7 @@ fn substitute(expression: &str, node: &Daemon, scraper: &Scraper) -> String {
         ("$__range", "1h"),
         ("$__interval", "30s"),
         ("$instance", instance),
+        ("$node_gpu", ".+"),
         ("$node", instance),
         ("$namespace", ".*"),
         ("$user", ".*"),

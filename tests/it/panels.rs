@@ -561,7 +561,7 @@ fn wanted(board: &str, title: &str, nth: usize, of: &Truth) -> Option<Wanted> {
         }
         ("gpu-memory", "Energy in this range", 0) => of.by_gpu(|gpu| of.power_of(gpu, RANGE_S) * RANGE_S / 3_600.0),
         // Repeated for each GPU of one node: here for the first node, and both of its GPUs.
-        ("gpu-memory", "GPU $gpu", column) => Rows(
+        ("gpu-memory", "GPU $node_gpu", column) => Rows(
             &["instance", "gpu"],
             of.gpus
                 .iter()
@@ -818,6 +818,7 @@ fn filled(expression: &str, node: &str) -> String {
         ("$__range", &range),
         ("$__interval", &recent),
         ("$instance", ".+"),
+        ("$node_gpu", ".+"),
         ("$node", node),
         ("$namespace", ".*"),
         ("$user", ".*"),
