@@ -58,16 +58,7 @@ fn kernel_name(name: &str) -> Cow<'_, str> {
         return begin_of(name).into();
     }
     let name = name.strip_prefix("void ").unwrap_or(name);
-    let (mut depth, mut begin) = (0_i32, None);
-    for (at, byte) in name.bytes().enumerate() {
-        match byte {
-            b'<' => depth += 1,
-            b'>' => depth -= 1,
-            b'(' if depth == 0 && at > 0 && !name[at..].starts_with(ANONYMOUS) => begin = Some(at),
-            _ => {}
-        }
-    }
-    let name = if name.ends_with(')') { begin.map_or(name, |begin| &name[..begin]) } else { name };
+    let name = without_arguments(name);
     if !name.contains("::") {
         return begin_of(name).into();
     }
@@ -75,7 +66,22 @@ fn kernel_name(name: &str) -> Cow<'_, str> {
     begin_of(&name).to_owned().into()
 }
 
-const ANONYMOUS: &str = "(anonymous";
+/// A name without the brackets at its end.
+fn without_arguments(name: &str) -> &str {
+    if !name.ends_with(')') {
+        return name;
+    }
+    let mut depth = 0_u32;
+    let begin = name.bytes().rposition(|byte| {
+        depth = match byte {
+            b')' => depth + 1,
+            b'(' => depth.saturating_sub(1),
+            _ => depth,
+        };
+        depth == 0
+    });
+    begin.filter(|at| *at > 0).map_or(name, |at| &name[..at])
+}
 
 /// The begin of a name that is too long.
 fn begin_of(name: &str) -> &str {
@@ -101,6 +107,8 @@ mod tests {
             ),
             ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
             ("void f<1>", "f<1>"),
+            ("k(float*, void (*)(int))", "k"),
+            ("Functor::operator<(int)", "Functor::operator<"),
             ("(x)", "(x)"),
             ("", ""),
         ] {

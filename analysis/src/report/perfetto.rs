@@ -6,8 +6,10 @@
 
 use super::axis;
 use super::model::Report;
+use super::spans::Span;
 use highwater_core::wire::Kind;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 const MICROSECOND_NS: i64 = 1_000;
 /// Threads for stretches of one kind that overlap; what overlaps more is on the last.
@@ -119,12 +121,16 @@ impl Events {
     }
 
     fn ranks(&mut self, report: &Report, clock: Clock) {
+        let rows = report.spans.rows();
+        let mut by_rank: BTreeMap<(usize, Kind), Vec<&Span>> = BTreeMap::new();
+        for span in report.spans.spans() {
+            by_rank.entry((span.rank, rows[span.row].kind)).or_default().push(span);
+        }
         for (at, (job, rank)) in report.spans.ranks().iter().enumerate() {
             let process = self.process(&format!("{}: {job} rank {rank}", report.name));
             for (kind, name, first) in KINDS {
                 let name = if kind == Kind::Layer && report.trace.is_some() { "kernels" } else { name };
-                let rows = report.spans.rows();
-                let own = report.spans.spans().iter().filter(|span| span.rank == at && rows[span.row].kind == kind);
+                let own = by_rank.get(&(at, kind)).into_iter().flatten();
                 let stretches = own.map(|span| {
                     let mut args = Map::new();
                     args.extend(span.step.map(|step| ("step".to_owned(), step.into())));

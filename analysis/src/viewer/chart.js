@@ -30,7 +30,7 @@ class Chart {
   // view changes; phases: called with the names of the phases in view and their tones; inspect: called with a lane and a time that was
   // clicked on it; choose: called with a series and the band of it that was clicked on
   constructor(place, { series, lanes, findings, bounds, axis, say, note, worst = () => 0, areRows = false, moved = () => {}, phases = () => {}, inspect = () => {}, choose = () => {} }) {
-    Object.assign(this, { series, lanes, findings, axis, say, note, worst, areRows, moved, phases, inspect, choose });
+    Object.assign(this, { series, lanes, findings, axis, say, note, worst, areRows, wantsRows: areRows, moved, phases, inspect, choose });
     this.bounds = [bounds[0], Math.max(bounds[1], bounds[0] + 1e-6)];
     this.view = [...this.bounds];
     // How much time is shown while the view follows the present; null if it stays where it is.
@@ -59,6 +59,8 @@ class Chart {
 
   // Where everything lies, as of now.
   lay() {
+    // Without a curve there are no rows.
+    this.areRows = this.wantsRows && this.series.some(({ shown }) => shown);
     this.rows = rowsOf(this);
     const view = this.fit ? this.view : null, shared = rangeOf(this.series.filter(({ shown }) => shown), view);
     for (const row of this.rows) {

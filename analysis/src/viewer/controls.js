@@ -61,11 +61,11 @@ function chartRegion(options, more = [], help = "", without = []) {
     ["[", "Left", () => chart.pan(-0.3)],
     ["]", "Right", () => chart.pan(0.3)],
     ["r", "Rows", () => {
-      chart.areRows = !chart.areRows;
-      toggle("r", chart.areRows);
+      chart.areRows = chart.wantsRows = !chart.wantsRows;
+      toggle("r", chart.wantsRows);
       chart.draw();
       chart.moved(chart.view);
-      chart.say(chart.areRows ? "Each GPU has a row with its ranks, the worst first." : "All GPUs share a plot.");
+      chart.say(chart.wantsRows ? "Each GPU has a row with its ranks, the worst first." : "All GPUs share a plot.");
     }],
     ["h", "Headroom", () => {
       if (!chart.isHeadroom && !chart.series.some(({ capacity }) => capacity)) { chart.say("How much memory is usable is not known, so what is free is not either."); return; }
@@ -75,6 +75,9 @@ function chartRegion(options, more = [], help = "", without = []) {
       chart.say(chart.isHeadroom ? "The memory axis shows what is free, in powers of four: the less, the higher." : "The memory axis shows what is in use.");
     }],
     ["f", "Fit memory axis", () => {
+      // What is free has an axis of its own.
+      chart.isHeadroom = false;
+      toggle("h", false);
       chart.fit = !chart.fit;
       toggle("f", chart.fit);
       chart.draw();

@@ -20,7 +20,7 @@ function duration(seconds) {
 }
 
 // How a chart writes its times. `moment` names one time exactly, `tick` labels an axis with `digits` decimals of a second,
-// `after` says when something was.
+// `after` says when something was, `length` how long something is where that is no duration.
 const SECONDS = {
   moment: (seconds) => `${seconds.toFixed(6)} s`,
   tick: (seconds, digits) => `${seconds.toFixed(digits)} s`,
@@ -30,6 +30,7 @@ const READINGS = {
   moment: (seconds) => `reading ${Math.floor(seconds * 1000)}`,
   tick: (seconds) => (seconds * 1000).toFixed(0),
   after: (seconds) => `at reading ${Math.floor(seconds * 1000)}`,
+  length: (seconds) => `${Math.round(seconds * 1000)} readings`,
 };
 
 // The wall clock of the reader's time zone, for seconds after a Unix time in milliseconds.

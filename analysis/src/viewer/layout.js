@@ -16,7 +16,7 @@ function rowsOf({ series, lanes, areRows, worst }) {
     const lanesTop = floor + STRIP + above + strips.length * strip;
     return { ...row, top, floor, strips, lanesTop, bottom: lanesTop + row.lanes.reduce((sum, lane) => sum + lane.height, 0) };
   };
-  if (!areRows || !shown.length) {
+  if (!areRows) {
     const works = shown.filter(({ activity }) => activity?.isKnown).length;
     return [placed({ series: shown, lanes, name: null }, TOP, series.length ? HEIGHT : 0, [works > 2 ? 16 : 28, TICKS])];
   }

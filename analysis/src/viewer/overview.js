@@ -22,31 +22,36 @@ class Overview {
   time(x) { const [first, last] = this.chart.bounds; return first + Math.min(Math.max((x - AXIS) / this.chart.width, 0), 1) * (last - first); }
 
   listen() {
-    let from = null, moves = null;
+    let from = null, moves = null, isDrag = false;
     const at = (event) => event.clientX - this.canvas.getBoundingClientRect().left;
     this.canvas.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
-      from = at(event);
+      [from, isDrag] = [at(event), false];
       const [begin, end] = this.chart.view.map((seconds) => this.x(seconds));
       // A part that is all there is cannot be moved.
       moves = from > begin && from < end && end - begin < this.chart.width - 1 ? this.time(from) - this.chart.view[0] : null;
       this.canvas.setPointerCapture(event.pointerId);
     });
     this.canvas.addEventListener("pointermove", (event) => {
-      if (from === null || Math.abs(at(event) - from) < LEAST_DRAG) return;
+      if (from === null) return;
+      const isNear = Math.abs(at(event) - from) < LEAST_DRAG;
+      if (isNear && !isDrag) return;
+      isDrag = true;
       const width = this.chart.view[1] - this.chart.view[0];
       if (moves !== null) { const begin = this.time(at(event)) - moves; this.chart.show(begin, begin + width); return; }
-      this.selection = [from, at(event)];
+      // Brought back to where it began, it chooses nothing.
+      this.selection = isNear ? null : [from, at(event)];
       this.window();
     });
     this.canvas.addEventListener("pointerup", (event) => {
       const { selection } = this;
       this.selection = null;
       if (selection) this.chart.show(...selection.map((x) => this.time(x)).sort((a, b) => a - b));
-      else if (from !== null && Math.abs(at(event) - from) < LEAST_DRAG) {
+      else if (from !== null && !isDrag) {
         const half = (this.chart.view[1] - this.chart.view[0]) / 2, middle = this.time(at(event));
         this.chart.show(middle - half, middle + half);
       }
+      else this.window();
       from = null;
     });
     this.canvas.addEventListener("pointercancel", () => { from = null; this.selection = null; this.window(); });
@@ -90,7 +95,7 @@ class Overview {
     pen.fillStyle = color("--dim");
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    pen.fillText(duration(last - first).replace(/(\d)\.\d+ s$/, "$1 s"), AXIS - 6, OVERVIEW / 2, AXIS - 8);
+    pen.fillText((chart.axis.length ?? duration)(last - first).replace(/(\d)\.\d+ s$/, "$1 s"), AXIS - 6, OVERVIEW / 2, AXIS - 8);
   }
 
   phases(pen, color) {

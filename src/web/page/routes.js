@@ -43,12 +43,13 @@ class Live {
 
   // Stops what the page shows at this moment, or lets it go on. What the daemon sends is received all the while.
   pause(chart) {
-    if (this.paused) { chart.follow(this.paused.width); this.follow(); } else {
+    if (this.paused) chart.follow(this.paused.width); else {
       this.paused = { width: chart.following ?? Math.min(chart.view[1] - chart.view[0], 600), at: this.feed.now };
       if (chart.following !== null) chart.show(...chart.view);
       chart.say(`Stopped at ${chart.axis.moment(this.paused.at).slice(0, 8)}. The space bar lets the page go on.`);
     }
     this.drawState();
+    this.follow();
   }
 
   // The page follows the present, or a reader asks for it.
@@ -110,8 +111,8 @@ class Live {
   open() {
     this.region?.chart.end();
     this.page?.end?.();
-    this.region = null;
-    this.resume();
+    this.region = this.page = this.paused = null;
+    this.drawState();
     this.whole = new Set();
     this.seen = new Set();
     const { parts, from, to } = this.address(), [kind, name] = parts;
@@ -146,8 +147,8 @@ class Live {
     this.inChart = [];
     const series = this.allSeries(gpus);
     const region = chartRegion({ series, lanes: [], findings: [], bounds: [this.feed.oldest(), this.feed.now], axis: clock(this.feed.originMs), worst: (one) => this.worstOf(one.gpu), areRows: series.length > 1,
-      moved: (view) => this.moved(view), ranks: () => this.wholeRanks() }, [[" ", "Pause", (chart) => this.pause(chart)], ["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
-      ...WIDTHS.map(([key, text, width]) => [key, text, (chart) => chart.follow(width)])], LIVE_HELP);
+      moved: (view) => this.moved(view), ranks: () => this.wholeRanks() }, [[" ", "Pause", (chart) => this.pause(chart)], ["l", "Follow", (chart) => { chart.follow(Math.min(chart.view[1] - chart.view[0], 600)); this.follow(); }],
+      ...WIDTHS.map(([key, text, width]) => [key, text, (chart) => { chart.follow(width); this.follow(); }])], LIVE_HELP);
     const { chart } = region;
     this.region = region;
     this.earliest = Infinity;

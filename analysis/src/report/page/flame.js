@@ -7,10 +7,10 @@ const LEAST_FRAME = 0.001, MOST_DEPTH = 64;
 // A frame of Python: others have no file, or one of another language, whose line is not known.
 const isPython = (frame) => /(\.py|>):\d+:/.test(frame);
 
-// A tree of the stacks: { name, bytes, allocations, children, sites }. The frames of a stack come the innermost first. `isNative`: with
+// A tree of the stacks: { name, bytes, allocations, children, own }, the last with the bytes of stacks that end there, by place. The frames of a stack come the innermost first. `isNative`: with
 // those of the interpreter and of libraries that are not in Python.
 function flameTree({ held, frames, other_bytes: others, others: count }, isNative) {
-  const node = (name) => ({ name, bytes: 0, allocations: 0, children: new Map(), sites: new Set() }), root = node("all that was allocated");
+  const node = (name) => ({ name, bytes: 0, allocations: 0, children: new Map(), own: new Map() }), root = node("all that was allocated");
   const add = (path, bytes, allocations, site) => {
     let at = root;
     for (const name of [null, ...path]) {
@@ -20,8 +20,8 @@ function flameTree({ held, frames, other_bytes: others, others: count }, isNativ
       }
       at.bytes += bytes;
       at.allocations += allocations;
-      if (site !== null) at.sites.add(site);
     }
+    if (site !== null) at.own.set(site, (at.own.get(site) ?? 0) + bytes);
   };
   for (const { bytes, allocations, site, frames: stack } of held) {
     const path = stack.map((nth) => frames[nth]).filter((frame) => isNative || isPython(frame)).reverse();
@@ -39,14 +39,13 @@ const isOwn = (frame) => isPython(frame) && !/(site|dist)-packages|\/lib\/python
 
 // The graph with its search: { place, choose }, the last with a place in the program whose stacks are to be found.
 function flameGraph(stacks, label) {
-  let root = flameTree(stacks, false);
-  const hasNative = stacks.frames.some((frame) => !isPython(frame)), native = element("input", { type: "checkbox", onchange: () => { root = flameTree(stacks, native.checked); zoom(root); } });
+  let root = flameTree(stacks, false), shown = root, words = "", site = null;
+  const hasNative = stacks.frames.some((frame) => !isPython(frame)), native = element("input", { type: "checkbox", onchange: () => { root = shown = flameTree(stacks, native.checked); draw(); } });
   const graph = element("div", { class: "flame", role: "tree", "aria-label": label });
   const field = element("input", { type: "search", placeholder: "Search frames", "aria-label": `Search the frames of ${label}`, autocomplete: "off" });
   const said = element("p", { class: "readout", role: "status" }), all = element("button", { onclick: () => zoom(root), "aria-label": `Show all of ${label}` }, "All");
-  let shown = root, words = "", site = null;
   const share = (bytes) => `${gib(bytes)}, ${(bytes / root.bytes * 100).toFixed(1)} %`;
-  const isMeant = (one) => site !== null ? one.children.size === 0 && one.sites.has(site) : words !== "" && one.name.toLowerCase().includes(words);
+  const isMeant = (one) => site !== null ? one.own.has(site) : words !== "" && one.name.toLowerCase().includes(words);
 
   function zoom(one) {
     shown = one;
@@ -55,14 +54,15 @@ function flameGraph(stacks, label) {
   }
 
   // What the frames hold that are meant: those inside of others of them count once.
-  function meant(one) { return isMeant(one) ? one.bytes : [...one.children.values()].reduce((sum, child) => sum + meant(child), 0); }
+  function meant(one) { return site === null && isMeant(one) ? one.bytes : (one.own.get(site) ?? 0) + [...one.children.values()].reduce((sum, child) => sum + meant(child), 0); }
 
   function draw() {
     const made = [];
-    let depth = 0;
+    let depth = 0, cut = 0;
     const place = (one, left, level) => {
       const wide = one.bytes / shown.bytes;
-      if (wide < LEAST_FRAME || level >= MOST_DEPTH) return;
+      if (wide < LEAST_FRAME) return;
+      if (level >= MOST_DEPTH) { cut++; return; }
       depth = Math.max(depth, level + 1);
       const box = element("div", { role: "treeitem", tabindex: made.length ? "-1" : "0", "aria-level": String(level + 1), "aria-expanded": one.children.size ? "true" : null,
         class: [isMeant(one) ? "meant" : null, isOwn(one.name) ? "own" : null].filter(Boolean).join(" "), title: `${one.name}: ${share(one.bytes)}`, "aria-label": `${one.name}: ${share(one.bytes)}` }, shortFrame(one.name));
@@ -78,7 +78,7 @@ function flameGraph(stacks, label) {
     graph.style.height = `${depth * 19}px`;
     all.disabled = shown === root;
     const found = words !== "" || site !== null ? meant(root) : null;
-    said.textContent = found === null ? `${shown === root ? "" : `${shown.name}: `}${share(shown.bytes)} of what was allocated at the peak. A click shows a frame alone.`
+    said.textContent = found === null ? `${shown === root ? "" : `${shown.name}: `}${share(shown.bytes)} of what was allocated at the peak. A click shows a frame alone.${cut ? ` Frames below the ${MOST_DEPTH}th are not drawn until one above them is shown alone.` : ""}`
       : `${site ?? `Frames with “${words}”`}: ${share(found)} of what was allocated at the peak.`;
   }
 

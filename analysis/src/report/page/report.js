@@ -195,31 +195,35 @@ function findingPanel(recording, found, of, chart) {
       element("button", { onclick: () => showFinding(recording, found, chart), "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show")));
 }
 
-// Times at which an incident came that have a button.
-const MOST_TIMES = 8;
+// Times at which an incident came that have a button, and incidents above the chart.
+const MOST_TIMES = 8, MOST_ABOVE = 3;
 
+// What was found: the worst of it for above the chart, and the rest, with advice, for below.
 function findings(report, chart) {
-  const made = [], several = report.recordings.length > 1;
+  const made = [], several = report.recordings.length > 1, advice = [];
   for (const recording of report.recordings) {
     const of = several ? `${recording.name}: ` : "";
     for (const { severity, kinds } of recording.incidents) {
       const all = kinds.map((positions) => positions.map((at) => recording.findings[at])), [[...times]] = all, newest = times.at(-1);
-      if (all.flat().length === 1) { made.push(findingPanel(recording, newest, of, chart)); continue; }
+      if (all.flat().length === 1) { made.push([severity, findingPanel(recording, newest, of, chart)]); continue; }
       const shown = times.slice(0, MOST_TIMES).map((found) => element("button", { onclick: () => showFinding(recording, found, chart), "aria-label": `Show ${found.kind} at ${moment(recording, found.begin_after_ns)}` }, moment(recording, found.begin_after_ns)));
       const often = times.length > 1 ? `${times.length} times` : "once", left = times.length - shown.length;
-      made.push(element("section", { class: `found ${lookOf(severity)}` }, element("p", {}, element("strong", {}, of + newest.what)),
+      made.push([severity, element("section", { class: `found ${lookOf(severity)}` }, element("p", {}, element("strong", {}, of + newest.what)),
         all.length > 1 ? element("ul", {}, ...all.slice(1).map((findings) => element("li", {}, findings.at(-1).what))) : null,
         element("p", {}, newest.why), element("p", {}, element("strong", {}, "What to do: "), newest.advice),
         element("p", { class: "kind" }, `${severity}, ${often}: `, ...shown.flatMap((button) => [button, " "]), left > 0 ? `and ${left} more` : null),
         element("details", {}, element("summary", {}, `${all.flat().length} findings: ${all.map((findings) => findings[0].kind + (findings.length > 1 ? ` (${findings.length})` : "")).join(", ")}`),
-          ...all.flat().map((found) => findingPanel(recording, found, of, chart)))));
+          ...all.flat().map((found) => findingPanel(recording, found, of, chart))))]);
     }
   }
   for (const recording of report.recordings) {
-    for (const text of recording.advice) made.push(element("section", { class: "found info" },
+    for (const text of recording.advice) advice.push(element("section", { class: "found info" },
       element("p", {}, element("strong", {}, report.recordings.length > 1 ? `${recording.name}: advice` : "Advice")), element("p", {}, text)));
   }
-  return made.length ? [element("h2", {}, "Findings"), ...made] : [];
+  const rank = ([severity]) => (["critical", "warning"].indexOf(severity) + 3) % 3, worst = [...made].sort((a, b) => rank(a) - rank(b)).filter((one) => rank(one) < 2).slice(0, MOST_ABOVE);
+  const panels = (some) => some.map(([, panel]) => panel), rest = [...panels(made.filter((one) => !worst.includes(one))), ...advice];
+  return { above: worst.length ? [element("h2", {}, "Findings"), ...panels(worst)] : [],
+    below: rest.length ? [element("h2", {}, worst.length ? "Further findings and advice" : "Findings"), ...rest] : [] };
 }
 
 function tables(report, chart) {
@@ -439,7 +443,9 @@ async function build() {
   // The flame graph of each GPU of an allocator, which the chart's bands lead to.
   chart.stacks = new Map();
   chart.draw();
-  main.append(...[...comparison(report), ...rankTables(report), ...findings(report, chart), ...tables(report, chart)].filter((made) => made !== null));
+  const { above, below } = findings(report, chart);
+  main.prepend(...above);
+  main.append(...[...comparison(report), ...rankTables(report), ...below, ...tables(report, chart)].filter((made) => made !== null));
   const [heading, place, draw] = profiles(report);
   if (draw) {
     main.append(heading, place);
