@@ -62,7 +62,8 @@ class Search {
   // Each phase of a job: its longest that the page has, as a view around it.
   phases(ranks, at) {
     const { feed } = this.live, longest = new Map();
-    for (const { id, job, rank, spans: { columns: { begin, end, of } } } of ranks) {
+    for (const one of ranks) {
+      const { id, job, rank } = one, { begin, end, of } = one.between(-Infinity, Infinity).columns;
       for (let i = 0; i < begin.length; i++) {
         if (of[i].kind !== "phase") continue;
         const key = `${of[i].name} ${id}`, known = longest.get(key);
