@@ -22,7 +22,9 @@ function rowsOf({ series, lanes, areRows, worst }) {
   }
   const of = new Map(shown.map((one) => [one.key, []])), others = [];
   for (const lane of lanes) (of.get(lane.gpus?.find((key) => of.has(key))) ?? others).push(lane);
-  const rows = [...shown].sort((one, other) => worst(one) - worst(other)).map((one) => ({ series: [one], lanes: of.get(one.key), name: one.short ?? one.name }));
+  // Once for each series: the live page looks through its incidents for an answer, and lays out several times a second.
+  const places = new Map(shown.map((one) => [one, worst(one)]));
+  const rows = [...shown].sort((one, other) => places.get(one) - places.get(other)).map((one) => ({ series: [one], lanes: of.get(one.key), name: one.short ?? one.name }));
   if (others.length) rows.push({ series: [], lanes: others, name: null });
   let top = TOP + TICKS;
   const [tall, gap] = rows.length > FEW_GPU_ROWS ? [LOW_ROW, LOW_GAP] : [ROW, ROW_GAP];

@@ -109,22 +109,18 @@ impl FindingKind {
     /// comes first, as nothing goes on after it.
     #[must_use]
     pub fn order_in_incident(self) -> u8 {
-        order(self)
-    }
-}
-
-fn order(kind: FindingKind) -> u8 {
-    match kind {
-        FindingKind::Oom | FindingKind::HostOom | FindingKind::Xid => 0,
-        FindingKind::MemoryGrowth | FindingKind::GpuLost | FindingKind::GpuThrottled => 1,
-        FindingKind::LowHeadroom
-        | FindingKind::GpuUnhealthy
-        | FindingKind::PcieDegraded
-        | FindingKind::NvlinkDegraded => 2,
-        FindingKind::AllocatorThrash | FindingKind::InputStall | FindingKind::StageImbalance => 3,
-        FindingKind::CommStarvation | FindingKind::UnevenWork | FindingKind::IdleGpu => 4,
-        FindingKind::Straggler => 5,
-        FindingKind::SlowSteps => 6,
+        match self {
+            FindingKind::Oom | FindingKind::HostOom | FindingKind::Xid => 0,
+            FindingKind::MemoryGrowth | FindingKind::GpuLost | FindingKind::GpuThrottled => 1,
+            FindingKind::LowHeadroom
+            | FindingKind::GpuUnhealthy
+            | FindingKind::PcieDegraded
+            | FindingKind::NvlinkDegraded => 2,
+            FindingKind::AllocatorThrash | FindingKind::InputStall | FindingKind::StageImbalance => 3,
+            FindingKind::CommStarvation | FindingKind::UnevenWork | FindingKind::IdleGpu => 4,
+            FindingKind::Straggler => 5,
+            FindingKind::SlowSteps => 6,
+        }
     }
 }
 
@@ -301,7 +297,9 @@ impl Incident {
     }
 
     fn part(&mut self, kind: FindingKind) -> &mut KindFound {
-        let place = self.parts.binary_search_by_key(&(order(kind), kind), |part| (order(part.kind), part.kind));
+        let place = self
+            .parts
+            .binary_search_by_key(&(kind.order_in_incident(), kind), |part| (part.kind.order_in_incident(), part.kind));
         let place = place.unwrap_or_else(|place| {
             let what = String::new();
             self.parts.insert(place, KindFound { kind, findings: 0, last_id: 0, seen_ns: 0, what, is_now: true });

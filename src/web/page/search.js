@@ -1,5 +1,5 @@
 "use strict";
-// A field that finds what the page knows of: GPUs, jobs, ranks, phases, findings, incidents and captures, each as a link to its own page.
+// A field that finds what the page knows of: GPUs, jobs, ranks, phases, findings and captures, each as a link to its own page.
 
 // Links that are listed.
 const MOST_RESULTS = 12;

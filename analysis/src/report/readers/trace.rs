@@ -83,7 +83,7 @@ fn add_kernels(trace: &Trace, rank: u32, spans: &mut Spans, room: Room, is_near:
         end_ns: op.end_ns.saturating_add(clock_ns),
         peak_bytes: None,
     };
-    // Of each name on each GPU the longest of those that are only counted, how many there are, and how long all took.
+    // The shorter kernels are counted by GPU and name. An entry has the longest of them, their number and their total duration.
     let mut counted: BTreeMap<(u32, Option<&str>), (&Op, u64, i64)> = BTreeMap::new();
     for op in near() {
         let is_alike = long(op) == least && alike > 0;
