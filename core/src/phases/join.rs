@@ -161,6 +161,7 @@ impl Derived {
             None => ring.changes_from(oldest_ns, newest_ns),
         };
         let Ok(points) = points else { return };
+        let before_bytes = self.last_bytes;
         for point in points {
             self.last_bytes = point.used;
             if let Some(flush) = self.detector.push(point.at_ns, point.used, usable_bytes) {
@@ -171,7 +172,9 @@ impl Derived {
         let excess = self.recent_flushes.len().saturating_sub(MOST_RECENT_FLUSHES);
         self.recent_flushes.drain(..excess);
         self.scanned_until_ns = Some(newest_ns);
-        if let (Some(used), Some(usable), Some(listed)) = (self.last_bytes, usable_bytes, state.processes())
+        // Memory at rest costs nothing here.
+        if self.last_bytes > before_bytes
+            && let (Some(used), Some(usable), Some(listed)) = (self.last_bytes, usable_bytes, state.processes())
             && self.rise.is_steep(ring, listed.at_ns, used, usable)
         {
             state.want_processes();
