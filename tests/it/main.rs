@@ -35,6 +35,7 @@ mod fake_nvml;
 mod findings;
 mod helm;
 mod hostile;
+mod hour;
 mod house;
 mod kubelet;
 mod lanes;

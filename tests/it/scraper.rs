@@ -76,8 +76,16 @@ impl Scraper {
         Self::start(program, TAKING_OTLP, &["--web.enable-otlp-receiver"])
     }
 
+    /// Starts the Prometheus at `program`, which scrapes nothing, over the blocks in the folder `data` of `directory`.
+    pub fn holding(program: &Path, directory: TempDir) -> Self {
+        Self::start_in(directory, program, "", &[])
+    }
+
     fn start(program: &Path, configuration: &str, arguments: &[&str]) -> Self {
-        let directory = TempDir::new().expect("a temporary directory");
+        Self::start_in(TempDir::new().expect("a temporary directory"), program, configuration, arguments)
+    }
+
+    fn start_in(directory: TempDir, program: &Path, configuration: &str, arguments: &[&str]) -> Self {
         let config = directory.path().join("prometheus.yml");
         std::fs::write(&config, configuration).expect("a writable directory");
         let mut command = Command::new(program);

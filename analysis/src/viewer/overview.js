@@ -1,7 +1,7 @@
 "use strict";
 // All of a chart's time as a strip above it: the highest of the curves that are shown, or the phases where there are none, what was found,
-// and the part that is in view. A
-// drag over it chooses another part, and a drag of the part moves it. The keyboard has zoom and pan for that.
+// and the part that is in view. A drag over it chooses another part, and a drag of the part moves it. The keyboard has zoom and pan for
+// that.
 
 const OVERVIEW = 34;
 // Lanes whose phases are drawn where there is no memory.
@@ -62,7 +62,9 @@ class Overview {
   paint() {
     const { chart } = this, shown = chart.series.filter((one) => one.shown), across = this.place.clientWidth, color = chart.painter.color;
     if (!across) return;
-    const state = `${across} ${devicePixelRatio} ${color("--ground")} ${shown.map(({ name }) => name)} ${chart.findings.length} ${chart.bounds[0]}`, now = performance.now();
+    // A curve begins earlier once its past has arrived.
+    const curves = shown.map(({ name, curve }) => `${name} ${curve.begin}`), now = performance.now();
+    const state = `${across} ${devicePixelRatio} ${color("--ground")} ${curves} ${chart.findings.length} ${chart.bounds[0]}`;
     if (this.drawn?.state !== state || (this.drawn.last !== chart.bounds[1] && now - this.drawn.at > OVERVIEW_MS)) {
       this.drawn = { state, at: now, last: chart.bounds[1] };
       this.strip(shown, across, color);
