@@ -779,6 +779,15 @@ fn the_page_can_be_stopped_searched_and_recognized_by_its_icon() {
         browser.value("[highwaterChart.lanes[0].name, ...highwaterChart.series.map(({ name }) => name)]"),
         json!(["moe-tight rank 1", "GPU 3"])
     );
+    // A view that is to be named while a link is followed does not take the link's place.
+    let link = "#/job/moe-tight/1?from=1800000000000.000&to=1800000001000.000";
+    let named = browser.value(&format!(
+        "(() => {{ const real = setTimeout; let name; globalThis.setTimeout = (call) => {{ name = call; return 0; }};
+        highwaterLive.moved(highwaterChart.view); globalThis.setTimeout = real;
+        location.hash = '{link}'; name(); return location.hash; }})()"
+    ));
+    assert_eq!(named, json!(link));
+    browser.wait("highwaterLive.opened === location.hash && highwaterChart.view[1] - highwaterChart.view[0] < 2");
     // A phase leads to a view that has it.
     // A page that fell behind the stream on a busy machine requests the past anew.
     browser.wait(&format!("{}.length > 0", search("backward of moe")));

@@ -109,6 +109,8 @@ class Live {
   }
 
   open() {
+    clearTimeout(this.naming);
+    this.opened = location.hash;
     this.region?.chart.end();
     this.page?.end?.();
     this.region = this.page = this.paused = null;
@@ -357,13 +359,15 @@ class Live {
     if (this.region) this.lanes();
     clearTimeout(this.naming);
     this.naming = setTimeout(() => {
-      if (!this.region) return;
+      // A link has been followed, and its page is about to open.
+      if (!this.region || location.hash !== this.opened) return;
       this.refine();
       if (this.named === this.region.chart.view) return;
       const path = location.hash.split("?")[0] || "#/", { chart } = this.region, ms = (seconds) => (this.feed.originMs + seconds * 1e3).toFixed(3);
       const named = chart.following !== null ? path : `${path}?from=${ms(view[0])}&to=${ms(view[1])}`;
       // Not by setting the hash, which would open the page again.
       if (named !== location.hash) history.replaceState(null, "", named);
+      this.opened = location.hash;
     }, 150);
   }
 
