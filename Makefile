@@ -43,7 +43,9 @@ test: ## Run all tests that need no peer programs
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 test-peers: tools-peers ## Install real peers and run the tests with them; tests without their peer are skipped loudly
-	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --test it -- --ignored --skip crowd::the_client
+	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --test it -- --ignored --skip crowd::the_client --skip panels
+	@# It compares times, with 64 daemons: nothing runs beside it.
+	cargo test --workspace --locked --test it -- --ignored panels
 
 advisories: tools-lint ## Check the dependencies for known vulnerabilities, by the newest database of RustSec; needs the network
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph advisories

@@ -63,7 +63,8 @@ struct Ended {
     end_s: f64,
     seconds: f64,
     peak_bytes: f64,
-    joules: f64,
+    /// `None` where it is not known.
+    joules: Option<f64>,
     idle_s: f64,
 }
 
@@ -261,7 +262,7 @@ fn ask(daemons: &[Daemon], seen: &[Vec<[Seen; 2]>], findings: Vec<(usize, usize,
                     seconds: end_s - begin_s,
                     peak_bytes: number(phase, "/gpus/0/peak_bytes"),
                     // What is not known is in no counter.
-                    joules: known(phase, "/gpus/0/energy_joules"),
+                    joules: phase.pointer("/gpus/0/energy_joules").and_then(Value::as_f64),
                     idle_s: known(phase, "/gpus/0/gpu_idle_seconds"),
                 });
             }
@@ -394,7 +395,7 @@ impl Truth {
     }
 
     /// The steps and phases of a rank.
-    fn of_rank(&self, rank: &Rank, length_s: f64) -> impl Iterator<Item = &Ended> {
+    fn of_rank(&self, rank: &Rank, length_s: f64) -> impl Iterator<Item = &Ended> + Clone {
         self.ended[&rank.number].iter().filter(move |one| one.end_s > self.now_s - length_s)
     }
 
@@ -403,11 +404,12 @@ impl Truth {
         self.of_rank(rank, length_s).filter(|one| one.phase.is_none()).map(|one| one.seconds).collect()
     }
 
-    /// Power of a GPU, as the energy of the phases on it.
+    /// Power of a GPU, as the energy of the phases on it. Where a thread that reads it came late, the energy of a phase is not known.
     fn power_of(&self, gpu: &Gpu, length_s: f64) -> f64 {
         let rank = self.ranks.iter().find(|rank| rank.node == gpu.node && rank.gpu == gpu.index).expect("a rank");
-        let own = || self.of_rank(rank, length_s).filter(|one| one.phase.is_some());
-        own().map(|one| one.joules).sum::<f64>() / own().map(|one| one.seconds).sum::<f64>()
+        let phases = self.of_rank(rank, length_s).filter(|one| one.phase.is_some());
+        let known = || phases.clone().filter_map(|one| Some((one.joules?, one.seconds)));
+        known().map(|(joules, _)| joules).sum::<f64>() / known().map(|(_, seconds)| seconds).sum::<f64>()
     }
 
     /// The highest peak of the phases of a rank that ended in the last seconds given, bytes.
@@ -437,8 +439,9 @@ fn wanted(board: &str, title: &str, nth: usize, of: &Truth) -> Option<Wanted> {
     let idle = |length_s: f64| {
         of.phases(length_s).map(|one| one.idle_s).sum::<f64>() / of.phases(length_s).map(|one| one.seconds).sum::<f64>()
     };
-    let joules_a_step =
-        |length_s: f64| of.phases(length_s).map(|one| one.joules).sum::<f64>() / of.steps(length_s).count() as f64;
+    let joules_a_step = |length_s: f64| {
+        of.phases(length_s).filter_map(|one| one.joules).sum::<f64>() / of.steps(length_s).count() as f64
+    };
     // Of events that are seldom, one more or less may fall into an interval whose ends are scrapes.
     let around = |count: f64| if count == 0.0 { [0.0; 2] } else { [count - 1.0, count + 1.0] };
     let retries = |nth: usize| around(of.ranks.iter().map(|rank| rank.retries[nth]).sum::<f64>());
@@ -648,12 +651,16 @@ fn wanted(board: &str, title: &str, nth: usize, of: &Truth) -> Option<Wanted> {
         ),
         ("training-job", "Energy per step, by phase", 0) => {
             let steps = of.steps(RECENT_S).count() as f64;
-            Rows(&["phase"], of.by_phase(RECENT_S, |phases| phases.iter().map(|one| one.joules).sum::<f64>() / steps))
+            Rows(
+                &["phase"],
+                of.by_phase(RECENT_S, |phases| phases.iter().filter_map(|one| one.joules).sum::<f64>() / steps),
+            )
         }
         ("training-job", "Power, by phase", 0) => Rows(
             &["phase"],
             of.by_phase(RECENT_S, |phases| {
-                phases.iter().map(|one| one.joules).sum::<f64>() / phases.iter().map(|one| one.seconds).sum::<f64>()
+                phases.iter().filter_map(|one| one.joules).sum::<f64>()
+                    / phases.iter().map(|one| one.seconds).sum::<f64>()
             }),
         ),
         ("compare-runs", "Runs", 0 | 1) => Truth::of_job(of.ranks.len() as f64),
