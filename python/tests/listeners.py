@@ -20,12 +20,12 @@ PYTHON = Path(__file__).resolve().parent.parent
 SECONDS = 20
 
 
-def wait_until(condition, what="a condition"):
-    """Waits for it; fails where it does not come."""
+def wait_until(condition, what="a condition", seen=None):
+    """Waits for it; fails where it does not come, with what `seen` returns."""
     deadline = time.monotonic() + SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come")
+            raise AssertionError(f"{what} did not come" + (f": {seen()}" if seen else ""))
         time.sleep(0.005)
 
 

@@ -3,6 +3,7 @@
 `HIGHWATER` names the daemon's program; `make test` sets it. Without it, these tests are skipped.
 """
 
+import functools
 import json
 import os
 import re
@@ -198,7 +199,8 @@ class RealDaemon(Case):
         steps = "highwater_job_steps_total"
         for run in runs:
             job = _names._fitted("sweep", _names._process(run.pid))
-            wait_until(lambda job=job: daemon.metric(steps, training_job=job) == 60, f"the steps of {job}")
+            counted = functools.partial(daemon.metric, steps, training_job=job)
+            wait_until(lambda counted=counted: counted() == 60, f"the steps of {job}", counted)
             wait_until(lambda job=job: len(daemon.phases(job)) == 120, f"the steps and phases of {job}")
         accepted = daemon.metric("highwater_annotations_total", outcome="accepted_without_gpu")
         self.assertEqual(accepted, daemon.metric("highwater_annotations_total"))
