@@ -3,7 +3,7 @@
 use highwater::metrics::Snapshots;
 use highwater::sim::{Scenario, Sim};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
-use highwater_core::jobs::{Ended, Limits, Open, Sender};
+use highwater_core::jobs::{Ended, EndedBy, Limits, Open, Sender};
 use highwater_core::ring;
 use highwater_core::source::Source;
 use highwater_core::wire::Kind;
@@ -145,7 +145,7 @@ impl Busy {
             rank: 0,
             open,
             end_ns: begin_ns + 100 * MILLISECOND_NS,
-            is_cut: false,
+            by: EndedBy::End,
             memory: None,
             gpus,
             pid: None,

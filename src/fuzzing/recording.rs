@@ -25,7 +25,7 @@ const TABLES: [(&str, usize); 16] = [
     ("turns", 1),
     ("health", 5),
     ("xids", 6),
-    ("phases", 8),
+    ("phases", 9),
     ("phase_memory", 12),
     ("findings", 19),
     ("layer_profiles", 7),

@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_analysis::advise::batch::{self, ATTRIBUTE, Observed, Run};
 use highwater_analysis::advise::{Checkpoints, MOST_CHECKPOINTS, StepLayers, checkpoints};
-use highwater_core::jobs::{Cursor, JobId, Profile};
+use highwater_core::jobs::{Cursor, EndedBy, JobId, Profile};
 use highwater_core::phases::Attributed;
 use highwater_core::wire::{Kind, Scalar};
 use serde::{Deserialize, Serialize};
@@ -120,7 +120,8 @@ fn observed(site: &Site, job: &JobId, rank: Option<u32>) -> Observed {
         let Some((last, _)) = some.last() else { break };
         before = *last;
         for (_, one) in &some {
-            if one.ended.open.kind == Kind::Step && rank.is_none_or(|rank| rank == one.ended.rank) {
+            let is_whole = one.ended.open.kind == Kind::Step && one.ended.by == EndedBy::End;
+            if is_whole && rank.is_none_or(|rank| rank == one.ended.rank) {
                 steps.entry(one.ended.rank).or_default().extend(sized(one));
             }
         }

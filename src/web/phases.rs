@@ -8,7 +8,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use highwater_core::jobs::{Attributes, JobId};
+use highwater_core::jobs::{Attributes, EndedBy, JobId};
 use highwater_core::phases::{Attributed, PhaseMemory, THRESHOLDS};
 use highwater_core::wire::{Kind, Memory, Scalar};
 use highwater_engine::node::Node;
@@ -113,6 +113,8 @@ struct Phase<'a> {
     step: Option<u64>,
     begin_unix_nano: i64,
     end_unix_nano: i64,
+    /// It was open when its rank ended: how long it would have taken is not known.
+    cut: bool,
     /// Counters of the job's allocator at the begin, as it sent them.
     #[cfg_attr(test, schema(value_type = Option<serde_json::Value>))]
     memory_begin: Option<Memory>,
@@ -163,6 +165,7 @@ impl<'a> Phase<'a> {
             step: open.step,
             begin_unix_nano: open.begin_ns + shift_ns,
             end_unix_nano: ended.end_ns + shift_ns,
+            cut: ended.by == EndedBy::Exit,
             memory_begin: open.memory,
             memory_end: ended.memory,
             attributes: open.attributes.as_ref(),

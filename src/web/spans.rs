@@ -47,6 +47,9 @@ struct EndedSpan {
     step: Option<u64>,
     begin_us: i64,
     end_us: i64,
+    /// Its rank ended while it was open.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    cut: bool,
     /// Highest memory in use on the rank's GPUs meanwhile, bytes; `null` if unknown.
     peak_bytes: Option<u64>,
 }
@@ -109,6 +112,7 @@ pub(super) fn add(ranks: &mut SpansByRank, span: Span, base_ns: i64) {
         step: span.step,
         begin_us: span.begin_ns.saturating_sub(base_ns) / 1_000,
         end_us: span.end_ns.saturating_sub(base_ns) / 1_000,
+        cut: span.is_cut,
         peak_bytes: span.peak_bytes,
     });
 }

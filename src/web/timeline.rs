@@ -143,6 +143,7 @@ mod tests {
             step: None,
             begin_ns: 0,
             end_ns: 1,
+            is_cut: false,
             peak_bytes: None,
         };
         let all = [span("j", 0), span("k", 0), span("j", 1), span("j", 7)];
@@ -171,6 +172,7 @@ mod tests {
             step: None,
             begin_ns: 0,
             end_ns: (number % 100).cast_signed(),
+            is_cut: false,
             peak_bytes: None,
         };
         let (kept, left_out) = longest((0..5_000).map(span));

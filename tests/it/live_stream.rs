@@ -128,6 +128,22 @@ fn a_phase_that_is_open_is_shown_and_what_has_ended_is_in_the_timeline() {
     });
     let brought = brought.expect("the stream has it too");
     assert_eq!(list(&brought, "spans")[0]["id"], spans[0]["id"]);
+    // What the end of its rank leaves open stays in sight, and says so.
+    let exit = json!({ "event": "exit", "job": "j", "rank": 3 });
+    assert_eq!(
+        daemon.post("/api/v1/annotations", &json!([mark("begin", "step"), mark("begin", "phase"), exit])).0,
+        200
+    );
+    let cut = eventually(Duration::from_secs(20), "what was open", || {
+        let phases: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/j/phases")).expect("JSON");
+        let phases = list(&phases, "phases").to_vec();
+        (phases.len() == 4).then(|| phases.iter().map(|phase| phase["cut"] == true).collect::<Vec<_>>())
+    });
+    assert_eq!(cut, [true, true, false, false], "the newest first");
+    let timeline: Value =
+        serde_json::from_str(&daemon.get("/api/v1/timeline?from=0&to=9000000000000000000")).expect("JSON");
+    let spans = list(&list(&timeline, "ranks")[0], "spans").iter().map(|span| span["cut"] == true);
+    assert_eq!(spans.collect::<Vec<_>>(), [false, false, true, true]);
     let (status, problem) = daemon.ask("/api/v1/timeline?from=0");
     assert!(status == 400 && problem.contains("to"), "{problem}");
 }

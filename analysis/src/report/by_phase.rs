@@ -313,6 +313,7 @@ mod tests {
                     step: Some(step as u64),
                     begin_ns,
                     end_ns,
+                    is_cut: false,
                     peak_bytes: None,
                 });
             }
@@ -382,7 +383,7 @@ mod tests {
                 let row = &one.spans.rows()[span.row];
                 let (job, name, kind) = ("j".to_owned(), row.name.clone(), row.kind);
                 let (begin_ns, end_ns, step) = (span.begin_ns, span.end_ns, span.step);
-                spans.push(Ended { job, rank, kind, name, step, begin_ns, end_ns, peak_bytes: None });
+                spans.push(Ended { job, rank, kind, name, step, begin_ns, end_ns, is_cut: false, peak_bytes: None });
             }
             spans.finish();
             Report { spans, ..hand::report("a", &[]) }
@@ -407,7 +408,17 @@ mod tests {
                     let row = &of.rows()[span.row];
                     let (job, name, kind) = (job.to_owned(), row.name.clone(), row.kind);
                     let (begin_ns, end_ns, step) = (span.begin_ns, span.end_ns, span.step);
-                    spans.push(Ended { job, rank: 0, kind, name, step, begin_ns, end_ns, peak_bytes: None });
+                    spans.push(Ended {
+                        job,
+                        rank: 0,
+                        kind,
+                        name,
+                        step,
+                        begin_ns,
+                        end_ns,
+                        is_cut: false,
+                        peak_bytes: None,
+                    });
                 }
             }
             spans.finish();

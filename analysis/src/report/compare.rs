@@ -83,7 +83,7 @@ impl Measure {
 
 fn step_ns(spans: &Spans) -> Option<f64> {
     let steps = spans.rows().iter().filter(|row| row.kind == Kind::Step);
-    steps.map(super::spans::Row::mean_ns).max_by(f64::total_cmp)
+    steps.filter_map(super::spans::Row::mean_ns).max_by(f64::total_cmp)
 }
 
 /// A measure of one recording beside the first's.

@@ -126,7 +126,7 @@ pub(super) fn row(row: &Row, begin_ns: i64) -> Value {
         "count": row.count,
         "total_ns": row.total_ns,
         "mean_ns": row.mean_ns(),
-        "longest": place(&row.longest),
+        "longest": row.longest.as_ref().map(place),
         "highest": row.highest.as_ref().map(place),
     })
 }

@@ -135,6 +135,7 @@ mod tests {
                 step: Some(nth as u64 / 24),
                 begin_ns,
                 end_ns,
+                is_cut: false,
                 peak_bytes,
             });
         }

@@ -135,6 +135,7 @@ impl Events {
                     let mut args = Map::new();
                     args.extend(span.step.map(|step| ("step".to_owned(), step.into())));
                     args.extend(span.peak_bytes.map(|peak| ("peak_bytes".to_owned(), peak.into())));
+                    args.extend(span.is_cut.then(|| ("cut".to_owned(), true.into())));
                     Stretch { name: &rows[span.row].name, begin_ns: span.begin_ns, end_ns: span.end_ns, args }
                 });
                 self.thread(process, first, name, stretches.collect(), clock);
@@ -219,7 +220,17 @@ mod tests {
             (Kind::Phase, "c", 6_000, 7_000),
         ] {
             let (job, name) = ("job".to_owned(), name.to_owned());
-            spans.push(Ended { job, rank: 3, kind, name, step: Some(5), begin_ns, end_ns, peak_bytes: None });
+            spans.push(Ended {
+                job,
+                rank: 3,
+                kind,
+                name,
+                step: Some(5),
+                begin_ns,
+                end_ns,
+                is_cut: false,
+                peak_bytes: None,
+            });
         }
         spans.finish();
         (report.spans, report.end_ns) = (spans, 10_000);

@@ -21,6 +21,8 @@ pub struct Ended {
     pub begin_ns: i64,
     /// See above.
     pub end_ns: i64,
+    /// Whether it was open when its rank ended.
+    pub is_cut: bool,
     /// The highest memory inside it, bytes, over its GPUs.
     pub peak_bytes: Option<u64>,
 }
@@ -38,6 +40,8 @@ pub struct Span {
     pub begin_ns: i64,
     /// See above.
     pub end_ns: i64,
+    /// Whether it was open when its rank ended.
+    pub is_cut: bool,
     /// The highest memory inside it, bytes.
     pub peak_bytes: Option<u64>,
 }
@@ -51,24 +55,24 @@ pub struct Row {
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// How many there were.
+    /// How many ended. Those that were open when their rank ended are not counted: how long they would have taken is not known.
     pub count: u64,
-    /// Time in all of them, nanoseconds.
+    /// Time in all that ended, nanoseconds.
     pub total_ns: i64,
     /// How long some of them took, evenly over all.
     pub sample: Sample,
-    /// The longest.
-    pub longest: Span,
-    /// The one with the highest peak; `None` if the memory of none is known.
+    /// The longest; `None` if none ended.
+    pub longest: Option<Span>,
+    /// The one with the highest peak, also of those that did not end; `None` if the memory of none is known.
     pub highest: Option<Span>,
 }
 
 impl Row {
-    /// The mean duration, nanoseconds.
+    /// The mean duration, nanoseconds; `None` if none ended.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a mean")]
-    pub fn mean_ns(&self) -> f64 {
-        self.total_ns as f64 / self.count as f64
+    pub fn mean_ns(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.total_ns as f64 / self.count as f64)
     }
 }
 
@@ -157,13 +161,16 @@ impl Spans {
             return None;
         };
         let of = &mut self.rows[row];
-        let Ended { step, begin_ns, end_ns, peak_bytes, .. } = ended;
-        let span = Span { rank: of.rank, row, step, begin_ns, end_ns, peak_bytes };
-        if of.count == 0 || span.duration_ns() > of.longest.duration_ns() {
-            of.longest = span;
-        }
+        let Ended { step, begin_ns, end_ns, is_cut, peak_bytes, .. } = ended;
+        let span = Span { rank: of.rank, row, step, begin_ns, end_ns, is_cut, peak_bytes };
         if peak_bytes > of.highest.and_then(|highest| highest.peak_bytes) {
             of.highest = Some(span);
+        }
+        if is_cut {
+            return Some(span);
+        }
+        if of.longest.is_none_or(|longest| span.duration_ns() > longest.duration_ns()) {
+            of.longest = Some(span);
         }
         of.count += 1;
         of.total_ns = of.total_ns.saturating_add(span.duration_ns());
@@ -195,7 +202,7 @@ impl Spans {
         self.rows = rows.iter().map(|row| self.rows[*row].clone()).collect();
         for row in &mut self.rows {
             row.rank = rank_now[row.rank];
-            moved(&mut row.longest);
+            row.longest.as_mut().map(moved);
             row.highest.as_mut().map(moved);
         }
         self.spans.iter_mut().for_each(moved);
@@ -246,10 +253,9 @@ impl Spans {
             self.ranks.len() - 1
         });
         let row = self.rows.len();
-        let none = Span { rank, row, step: None, begin_ns: 0, end_ns: 0, peak_bytes: None };
         let (kind, name_of) = (ended.kind, ended.name.clone());
-        let (sample, highest) = (Sample::default(), None);
-        self.rows.push(Row { rank, kind, name: name_of, count: 0, total_ns: 0, sample, longest: none, highest });
+        let (sample, longest, highest) = (Sample::default(), None, None);
+        self.rows.push(Row { rank, kind, name: name_of, count: 0, total_ns: 0, sample, longest, highest });
         self.by_name.entry((ended.job.clone(), ended.rank)).or_default().insert(name, row);
         Some(row)
     }
@@ -294,7 +300,7 @@ mod tests {
     fn ended(rank: u32, name: &str, begin_ns: i64, end_ns: i64, peak_bytes: Option<u64>) -> Ended {
         let kind = if name == "step" { Kind::Step } else { Kind::Phase };
         let (job, name, step) = ("j".to_owned(), name.to_owned(), Some(7));
-        Ended { job, rank, kind, name, step, begin_ns, end_ns, peak_bytes }
+        Ended { job, rank, kind, name, step, begin_ns, end_ns, is_cut: false, peak_bytes }
     }
 
     #[test]
@@ -311,7 +317,7 @@ mod tests {
         spans.finish();
         assert_eq!(spans.ranks(), [("j".to_owned(), 0), ("j".to_owned(), 1)]);
         let steps = &spans.rows()[0];
-        assert_eq!((steps.count, steps.total_ns, steps.longest.begin_ns), (2, 250, 200));
+        assert_eq!((steps.count, steps.total_ns, steps.longest.map(|span| span.begin_ns)), (2, 250, Some(200)));
         assert_eq!(steps.highest.map(|span| span.begin_ns), Some(100), "of equal peaks the first");
         let shown: Vec<_> = spans.rows().iter().map(|row| (spans.rank(row.rank).1, row.name.as_str())).collect();
         assert_eq!(shown, [(0, "step"), (0, "forward"), (1, "step")]);
@@ -321,15 +327,35 @@ mod tests {
     }
 
     #[test]
+    fn of_those_that_their_rank_ended_the_peak_counts_and_no_time() {
+        let mut spans = Spans::new(MOST, Vec::new());
+        spans.push(ended(0, "forward", 0, 10, Some(5)));
+        spans.push(Ended { is_cut: true, ..ended(0, "forward", 20, 90, Some(7)) });
+        spans.push(Ended { is_cut: true, ..ended(0, "backward", 90, 95, None) });
+        spans.finish();
+        let [forward, backward] = spans.rows() else { panic!("{:?}", spans.rows()) };
+        assert_eq!(
+            (forward.count, forward.mean_ns(), forward.longest.map(|span| span.end_ns)),
+            (1, Some(10.0), Some(10))
+        );
+        assert_eq!(forward.highest.map(|span| (span.peak_bytes, span.is_cut)), Some((Some(7), true)));
+        assert_eq!((backward.count, backward.mean_ns(), backward.longest), (0, None, None));
+        assert_eq!(spans.spans().iter().filter(|span| span.is_cut).count(), 2);
+    }
+
+    #[test]
     fn those_that_are_only_counted_are_in_the_totals_and_left_out_one_by_one() {
         let mut spans = Spans::new(MOST, Vec::new());
         spans.push(ended(0, "gemm", 0, 9, None));
         spans.count(ended(0, "gemm", 10, 17, None), 5, 20);
         spans.count(ended(0, "other", 20, 23, None), 2, 4);
         spans.finish();
-        let rows: Vec<_> =
-            spans.rows().iter().map(|row| (row.name.as_str(), row.count, row.total_ns, row.longest.begin_ns)).collect();
-        assert_eq!(rows, [("gemm", 6, 29, 0), ("other", 2, 4, 20)]);
+        let rows: Vec<_> = spans
+            .rows()
+            .iter()
+            .map(|row| (row.name.as_str(), row.count, row.total_ns, row.longest.map(|span| span.begin_ns)))
+            .collect();
+        assert_eq!(rows, [("gemm", 6, 29, Some(0)), ("other", 2, 4, Some(20))]);
         assert_eq!((spans.spans().len(), spans.left_out()), (1, 7));
     }
 

@@ -180,16 +180,17 @@ fn phases(report: &Report) -> Table {
     for row in report.spans.rows().iter().filter(|row| row.kind != Kind::Layer) {
         let (job, rank) = report.spans.rank(row.rank);
         let step = |step: Option<u64>| step.map_or_else(|| "?".to_owned(), |step| step.to_string());
+        let long = |ns: Option<i64>| ns.map_or_else(|| "?".to_owned(), milliseconds);
         #[allow(clippy::cast_possible_truncation, reason = "a mean of durations is one")]
-        let mean_ns = row.mean_ns() as i64;
+        let mean_ns = row.mean_ns().map(|ns| ns as i64);
         table.push([
             job.to_owned(),
             rank.to_string(),
             row.name.clone(),
             row.count.to_string(),
-            milliseconds(mean_ns),
-            milliseconds(row.longest.duration_ns()),
-            step(row.longest.step),
+            long(mean_ns),
+            long(row.longest.map(|span| span.duration_ns())),
+            step(row.longest.and_then(|span| span.step)),
             size_if(row.highest.and_then(|span| span.peak_bytes)),
             step(row.highest.and_then(|span| span.step)),
         ]);

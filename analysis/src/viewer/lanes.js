@@ -4,6 +4,8 @@
 const LANE = 17, LAYER = 15;
 // Maximum number of rows of a lane for overlapping spans of one kind.
 const MOST_NESTED = 4;
+// Why a span has no end of its own.
+const OPEN = 1, CUT = 2, LENGTHS = ["", " so far", ", until the rank ended"];
 
 // The colours of phases, --p0 to --p7 of the style: any two differ for colour-blind eyes too. The usual names have the same ones on
 // every page; others begin with those that are left, at a place that follows from the name.
@@ -22,7 +24,8 @@ function toneOf(name) {
 
 class Lane {
   // spans: { begin, end, step, peak, of, open }, one entry a span in the order of begins; times in seconds, NaN for what
-  // is not known; `of` is { kind, name, tone }; `open` marks those that have not ended. whose: { key, job, jobName, rank, gpus },
+  // is not known; `of` is { kind, name, tone }; `open` is OPEN of those that have not ended, CUT of those whose rank ended first, and
+  // 0 of all others. whose: { key, job, jobName, rank, gpus },
   // with a key of the lane, one of the job, and those of the GPUs' series.
   constructor(name, short, spans, whose, shift = 0) {
     Object.assign(this, { name, short, spans, shift }, whose, spans);
@@ -82,7 +85,7 @@ class Lane {
 
   // A span in words, with its duration and peak.
   text(span) {
-    const length = duration(this.end[span] - this.begin[span]), so = this.open?.[span] ? " so far" : "";
+    const length = duration(this.end[span] - this.begin[span]), so = LENGTHS[this.open?.[span] ?? 0];
     const peak = Number.isNaN(this.peak[span]) ? "" : `, peak ${gib(this.peak[span])}`;
     return `${this.label(span)} (${length}${so}${peak})`;
   }

@@ -271,6 +271,8 @@ class Painter {
       if (of.kind === "step") pen.fillStyle = this.color(lane.step[span] % 2 ? "--band-a" : "--band-b");
       else pen.fillStyle = this.color(`--p${of.tone}`);
       pen.fillRect(x, y, wide > 3 ? wide - 0.7 : wide, tall);
+      // An edge where the rank ended first.
+      if (lane.open?.[span] === CUT) { pen.fillStyle = this.color("--text"); pen.fillRect(Math.max(x + wide - 2, x), y, Math.min(wide, 2), tall); }
       if (wide > 26 && tall > 10) {
         pen.fillStyle = this.color("--text");
         pen.save(); pen.beginPath(); pen.rect(x, y, wide - 4, tall); pen.clip();

@@ -64,7 +64,7 @@ pub use steps::MOST_PHASES_BYTES;
 pub use tally::{Counted, Incurred, Lost};
 
 use crate::clock::SECOND_NS;
-use crate::jobs::{JobId, Jobs, Rank};
+use crate::jobs::{EndedBy, JobId, Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
 use crate::shares;
 use detector::{Detector, Trouble};
@@ -215,6 +215,8 @@ impl Detect {
             state.ended = log.phases.count();
             ended
         };
+        // How long what its rank ended would have taken is not known.
+        let ended = ended.iter().filter(|attributed| attributed.ended.by == EndedBy::End);
         // After what has ended, so that no step is seen as both ended and open.
         let (ranks, ooms, host_ooms) = {
             let jobs = ledger.open();
@@ -225,7 +227,7 @@ impl Detect {
                 marked(&jobs, now_ns, |rank| rank.host_oom.as_ref(), |oom| oom.at_ns),
             )
         };
-        let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
+        let steps: Vec<_> = ended.filter_map(|attributed| state.steps.take(attributed)).collect();
         let flushes = state.new_flushes(join);
         let mut subjects = std::mem::take(&mut state.subjects);
         subjects.note(join.gpus(), &ranks, now_ns);

@@ -44,6 +44,17 @@ use rank::{Closed, Plan, Taking};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+/// What ended a step, phase or layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EndedBy {
+    /// Its own end event.
+    End,
+    /// Its rank, which ended while it was open: how long it would have taken is not known.
+    Exit,
+    /// Nothing: it is open, an allocation has failed in it, and its memory up to then is to count.
+    Nothing,
+}
+
 /// A step, phase or layer that has ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
@@ -55,8 +66,8 @@ pub struct Ended {
     pub open: Open,
     /// When it ended, nanoseconds of the timeline.
     pub end_ns: i64,
-    /// Whether it is open, or ended with its rank, and only its memory up to this time counts.
-    pub is_cut: bool,
+    /// What ended it.
+    pub by: EndedBy,
     /// Allocator counters at its end.
     pub memory: Option<Memory>,
     /// Positions of the rank's GPUs, where known.
@@ -383,11 +394,13 @@ impl Jobs {
         self.left.exited += closed.exited;
         self.layer_records_dropped += closed.records_dropped;
         let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
+        let by = if event.event == EventType::Exit { EndedBy::Exit } else { EndedBy::Nothing };
         for mut open in closed.cut.into_iter().filter(|open| open.begin_ns <= end_ns) {
-            if account.may_hold(Resource::Pending, 1).is_ok() && account.may_hold(Resource::Bytes, OPEN_BYTES).is_ok() {
-                open.held = Some(account.hold(Resource::Bytes, OPEN_BYTES));
+            let is_held = open.held.is_some() || account.may_hold(Resource::Bytes, OPEN_BYTES).is_ok();
+            if is_held && account.may_hold(Resource::Pending, 1).is_ok() {
+                open.held.get_or_insert_with(|| account.hold(Resource::Bytes, OPEN_BYTES));
                 let (job, gpus, waiting) = (job.clone(), gpus.clone(), Some(account.hold(Resource::Pending, 1)));
-                self.pending.push_back(Ended { job, rank, open, end_ns, is_cut: true, memory, gpus, pid, waiting });
+                self.pending.push_back(Ended { job, rank, open, end_ns, by, memory, gpus, pid, waiting });
             }
         }
         if event.layer.is_some() {
@@ -405,7 +418,7 @@ impl Jobs {
                 return;
             }
             let waiting = Some(account.hold(Resource::Pending, 1));
-            self.pending.push_back(Ended { job, rank, open, end_ns, is_cut: false, memory, gpus, pid, waiting });
+            self.pending.push_back(Ended { job, rank, open, end_ns, by: EndedBy::End, memory, gpus, pid, waiting });
         }
     }
 

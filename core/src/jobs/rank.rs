@@ -120,7 +120,7 @@ pub(super) struct Closed {
     pub step_ended: u64,
     /// Open things whose rank ended before them.
     pub exited: u64,
-    /// Phases that were open when their rank ended or an allocation of it failed: some never end.
+    /// What was open when its rank ended, or the phases in which an allocation of it failed: some never end.
     pub cut: Vec<Open>,
     /// The GPUs that the rank had until it ended.
     pub gpus: Option<Arc<[usize]>>,
@@ -291,7 +291,7 @@ impl Rank {
         }
         let closed = match plan {
             Plan::Exit => return self.exit(now_ns),
-            Plan::Mark if is_failed_allocation(event) => Closed { cut: self.cut(), ..Closed::default() },
+            Plan::Mark if is_failed_allocation(event) => Closed { cut: self.open_phases(), ..Closed::default() },
             Plan::Mark => Closed::default(),
             Plan::Begin => Closed { records_dropped, ..self.begin(event, name, place) },
             Plan::End(position) => self.end(event, position),
@@ -397,23 +397,25 @@ impl Rank {
         self.exited_ns = Some(now_ns);
         (self.search, self.sender_ids, self.holder) = (Box::default(), CountedSenders::default(), None);
         self.most = Memory::default();
-        let (cut, exited) = (self.cut(), self.open.len() as u64);
-        self.open.clear();
+        let exited = self.open.len() as u64;
+        let mut cut: Vec<Open> = self.open.drain(..).filter(|open| open.kind != Kind::Layer).collect();
+        // As if each had ended: phases before their step.
+        cut.sort_by_key(|open| open.kind == Kind::Step);
+        cut.iter_mut().filter(|open| open.kind == Kind::Phase).for_each(|phase| keep_series(&mut self.series, phase));
         Closed { exited, cut, gpus: self.gpus.take(), ..Closed::default() }
     }
 
-    /// The phases that are open, with their names and begins alone. Their series stay with the rank.
-    fn cut(&mut self) -> Vec<Open> {
-        let mut cut = Vec::new();
+    /// Copies of the phases that are open, with their names and begins alone.
+    fn open_phases(&mut self) -> Vec<Open> {
+        let mut phases = Vec::new();
         for phase in self.open.iter_mut().filter(|open| open.kind == Kind::Phase) {
-            let series = phase.series.take();
-            self.series.entry(Arc::clone(&phase.name)).or_insert(series);
+            keep_series(&mut self.series, phase);
             let (name, by) = (Arc::clone(&phase.name), phase.by);
             let (memory, attributes, held, series) = (None, None, None, None);
             let (kind, step, begin_ns) = (phase.kind, phase.step, phase.begin_ns);
-            cut.push(Open { kind, name, step, begin_ns, memory, attributes, by, held, series });
+            phases.push(Open { kind, name, step, begin_ns, memory, attributes, by, held, series });
         }
-        cut
+        phases
     }
 
     /// Notes the sender of an event. Returns the sender if it was just promoted: it sent two events in a row.
@@ -435,13 +437,18 @@ impl Rank {
             self.open.truncate(position);
             self.steps += 1;
         } else if event.kind == Kind::Phase {
-            let series = ended.series.take();
-            self.series.entry(Arc::clone(&ended.name)).or_insert(series);
+            keep_series(&mut self.series, &mut ended);
         }
         ended.attributes = joined(ended.attributes.take(), event.attributes.as_ref());
         closed.ended = Some(ended);
         closed
     }
+}
+
+/// Leaves the series of a phase that is open with its rank.
+fn keep_series(all: &mut BTreeMap<Arc<str>, Option<SeriesPlace>>, phase: &mut Open) {
+    let series = phase.series.take();
+    all.entry(Arc::clone(&phase.name)).or_insert(series);
 }
 
 /// Whether the process that sends this holds the rank from now on.

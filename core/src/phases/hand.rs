@@ -2,7 +2,7 @@
 
 use super::{Attributed, RankKey};
 use crate::clock::SECOND_NS;
-use crate::jobs::{Ended, Open};
+use crate::jobs::{Ended, EndedBy, Open};
 use crate::ring;
 use crate::wire::Kind;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) fn ended(kind: Kind, rank: usize, name: &str, step: Option<u64>, begi
     let (memory, attributes, by, held, series) = (None, None, None, None, None);
     let open = Open { kind, name: name.into(), step, begin_ns, memory, attributes, by, held, series };
     let ((job, rank), gpus, pid, waiting) = (key(rank), None, None, None);
-    Ended { job, rank, open, end_ns, is_cut: false, memory, gpus, pid, waiting }
+    Ended { job, rank, open, end_ns, by: EndedBy::End, memory, gpus, pid, waiting }
 }
 
 /// The same without memory of any GPU.

@@ -9,7 +9,7 @@ use super::RankKey;
 use super::memory::{Attributed, PhaseMemory};
 use super::stats::RankStats;
 use super::trail::Trail;
-use crate::jobs::{JobId, Limits, Resource, weight};
+use crate::jobs::{EndedBy, JobId, Limits, Resource, weight};
 use crate::shares::{Given, Shares, Weigh};
 use crate::wire::Kind;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -138,16 +138,20 @@ impl Log {
     }
 
     /// Adds a step, phase or layer that has ended: to its rank's statistics, its shelf and, except for layers, the
-    /// trail. Of a phase that was open when its rank ended or an allocation failed, the statistics take the memory, and nothing else is kept.
+    /// trail. Of a phase that its rank ended, or in which an allocation failed, the statistics take the memory alone; the latter is on
+    /// no shelf, because it goes on.
     pub fn record(&mut self, attributed: Attributed) {
         let ended = &attributed.ended;
         let stats = self.ranks.entry((ended.job.clone(), ended.rank)).or_default();
-        if ended.is_cut {
+        if ended.by == EndedBy::End {
+            self.attributions.add(&attributed);
+            self.layers_unkept += u64::from(!stats.record(&attributed));
+        } else {
             stats.record_cut(&attributed);
+        }
+        if ended.by == EndedBy::Nothing {
             return;
         }
-        self.attributions.add(&attributed);
-        self.layers_unkept += u64::from(!stats.record(&attributed));
         if ended.open.kind == Kind::Layer {
             self.layers.push(attributed);
             return;

@@ -146,9 +146,12 @@ impl RankStats {
         true
     }
 
-    /// Adds a phase that was open when the rank ended or an allocation of it failed.
+    /// Adds a step or phase that was open when the rank ended or an allocation of it failed.
     pub(super) fn record_cut(&mut self, attributed: &Attributed) {
         let (open, end_ns) = (&attributed.ended.open, attributed.ended.end_ns);
+        if open.kind != Kind::Phase {
+            return;
+        }
         let stats = self.phases.entry(Arc::clone(&open.name)).or_insert_with(PhaseStats::new);
         stats.record_peak(end_ns, attributed.gpus.iter().filter_map(|gpu| gpu.peak_bytes).max());
     }

@@ -6,7 +6,7 @@
 //! shorter time: a span takes 10 to 25 bytes here and two kilobytes there.
 
 use super::memory::Attributed;
-use crate::jobs::{JobId, Reservation};
+use crate::jobs::{EndedBy, JobId, Reservation};
 use crate::shares::{Shares, Weigh};
 use crate::varint::{put, take, unzigzag, zigzag};
 use crate::wire::Kind;
@@ -45,6 +45,8 @@ pub struct Span {
     pub begin_ns: i64,
     /// When it ended.
     pub end_ns: i64,
+    /// Whether its rank ended it, and not an end event.
+    pub is_cut: bool,
     /// Highest memory in use on the rank's GPUs meanwhile, bytes, to 64 KiB.
     pub peak_bytes: Option<u64>,
 }
@@ -60,9 +62,9 @@ pub struct Trail {
 #[derive(Debug, Clone, Default)]
 pub struct TrailBlock {
     encoded: Vec<u8>,
-    /// Jobs with ranks, and kinds with names. Encoded spans refer to them by position.
+    /// Jobs with ranks; and names with their kinds, and whether their spans were cut. Encoded spans refer to them by position.
     ranks: Vec<(JobId, u32)>,
-    names: Vec<(Kind, Arc<str>)>,
+    names: Vec<(Kind, bool, Arc<str>)>,
     bytes: usize,
     oldest_ns: i64,
     newest_ns: i64,
@@ -134,7 +136,7 @@ impl TrailBlock {
         let (ended, open) = (&attributed.ended, &attributed.ended.open);
         let is_first = self.encoded.is_empty();
         let rank = self.rank_of(&ended.job, ended.rank);
-        let name = self.name_of(open.kind, &open.name);
+        let name = self.name_of(open.kind, ended.by != EndedBy::End, &open.name);
         let (begin_us, end_us) = (open.begin_ns.div_euclid(MICROSECOND_NS), ended.end_ns.div_euclid(MICROSECOND_NS));
         let before = self.encoded.len();
         for part in [number.wrapping_sub(self.last.number), rank as u64, name as u64] {
@@ -170,11 +172,11 @@ impl TrailBlock {
         })
     }
 
-    fn name_of(&mut self, kind: Kind, name: &Arc<str>) -> usize {
-        let known = self.names.iter().position(|(of, known)| *of == kind && known == name);
+    fn name_of(&mut self, kind: Kind, is_cut: bool, name: &Arc<str>) -> usize {
+        let known = self.names.iter().position(|(of, cut, known)| (*of, *cut) == (kind, is_cut) && known == name);
         known.unwrap_or_else(|| {
             self.bytes += NAME_BYTES + name.len();
-            self.names.push((kind, Arc::clone(name)));
+            self.names.push((kind, is_cut, Arc::clone(name)));
             self.names.len() - 1
         })
     }
@@ -188,7 +190,7 @@ impl TrailBlock {
     fn next(&self, at: &mut usize, last: &mut Last) -> Option<Span> {
         let number = last.number.wrapping_add(take(&self.encoded, at)?);
         let (job, rank) = self.ranks.get(usize::try_from(take(&self.encoded, at)?).ok()?)?;
-        let (kind, name) = self.names.get(usize::try_from(take(&self.encoded, at)?).ok()?)?;
+        let (kind, is_cut, name) = self.names.get(usize::try_from(take(&self.encoded, at)?).ok()?)?;
         let end_us = last.end_us.wrapping_add(unzigzag(take(&self.encoded, at)?));
         let begin_us = end_us.wrapping_sub(unzigzag(take(&self.encoded, at)?));
         let step = match take(&self.encoded, at)? {
@@ -206,6 +208,7 @@ impl TrailBlock {
             step,
             begin_ns: begin_us.wrapping_mul(MICROSECOND_NS),
             end_ns: end_us.wrapping_mul(MICROSECOND_NS),
+            is_cut: *is_cut,
             peak_bytes: peak.checked_sub(1).map(|units| units * PEAK_UNIT_BYTES),
         })
     }
@@ -318,17 +321,20 @@ mod tests {
     proptest! {
         #[test]
         fn what_goes_in_comes_out(rows in prop::collection::vec(
-            (any::<bool>(), 0_usize..5, 0_usize..4, any::<Option<u64>>(), any::<i32>(), any::<u32>(), any::<Option<u64>>()), 1..300)) {
+            (any::<[bool; 2]>(), 0_usize..5, 0_usize..4, any::<Option<u64>>(), any::<i32>(), any::<u32>(), any::<Option<u64>>()), 1..300)) {
             let mut trail = Trail::new(1 << 20);
             let mut expected = Vec::new();
-            for (number, (is_step, rank, name, step, begin, length, peak)) in (0..).zip(rows) {
+            for (number, ([is_step, is_cut], rank, name, step, begin, length, peak)) in (0..).zip(rows) {
                 let kind = if is_step { Kind::Step } else { Kind::Phase };
                 let name = ["a", "b", "forward", ""][name];
                 let (begin_us, peak) = (i64::from(begin), peak.map(|peak| peak >> 8));
                 let (begin_ns, end_ns) = (begin_us * 1_000, (begin_us + i64::from(length)) * 1_000);
-                trail.push(number, &attributed(kind, rank, name, step, (begin_ns, end_ns), peak));
+                let mut one = attributed(kind, rank, name, step, (begin_ns, end_ns), peak);
+                one.ended.by = if is_cut { EndedBy::Exit } else { EndedBy::End };
+                trail.push(number, &one);
                 let ((job, rank), peak_bytes) = (hand::key(rank), peak.map(|peak| peak >> 16 << 16));
-                expected.push(Span { number, job, rank, kind, name: name.into(), step, begin_ns, end_ns, peak_bytes });
+                let name = name.into();
+                expected.push(Span { number, job, rank, kind, name, step, begin_ns, end_ns, is_cut, peak_bytes });
             }
             prop_assert_eq!(spans(&trail, i64::MIN, i64::MAX), expected);
         }

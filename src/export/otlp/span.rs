@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::findings;
 use super::resource::instrumentation;
-use highwater_core::jobs::{Ended, Mark};
+use highwater_core::jobs::{Ended, EndedBy, Mark};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use highwater_core::wire::{Kind, Memory, Scalar};
 use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status};
@@ -69,6 +69,9 @@ fn attributes(attributed: &Attributed) -> Vec<KeyValue> {
     }
     if ended.open.kind == Kind::Phase {
         list.push(KeyValue::new("highwater.phase", Arc::clone(&ended.open.name)));
+    }
+    if ended.by == EndedBy::Exit {
+        list.push(KeyValue::new("highwater.cut", true));
     }
     gpus(attributed, &mut list);
     memory(attributed, &mut list);

@@ -15,7 +15,7 @@ use super::trace::{self, traceparent};
 use crate::metrics::Labels;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::histogram::Exponential;
-use highwater_core::jobs::{Ended, JobId, Rank};
+use highwater_core::jobs::{Ended, EndedBy, JobId, Rank};
 use highwater_core::phases::{Attributed, Ledger, Log, RankKey};
 use highwater_core::wire::{Kind, Scalar};
 use opentelemetry::trace::{SpanContext, SpanId, TraceId};
@@ -169,7 +169,9 @@ impl Traces {
             }
             which => is_chosen(which, ended.open.step),
         };
-        rank.durations.record(seconds, 1);
+        if ended.by == EndedBy::End {
+            rank.durations.record(seconds, 1);
+        }
         if is_chosen {
             self.decide_step(step, own, context, turn);
         }
@@ -268,6 +270,11 @@ impl Traces {
 impl SpanTurn {
     fn add(&mut self, attributed: &Attributed, own: SpanContext, parent: Option<&SpanContext>, context: &Context) {
         let ended = &attributed.ended;
+        self.spans.push(span(attributed, own.clone(), parent, context));
+        // What its rank ended is in no histogram of durations.
+        if ended.by != EndedBy::End {
+            return;
+        }
         let seconds = exemplar(ended, &own, unix(ended.end_ns + context.shift_ns));
         let of_rank = Labels::of_rank(&(ended.job.clone(), ended.rank));
         let labels = match ended.open.kind {
@@ -278,7 +285,6 @@ impl SpanTurn {
         if super::span::seconds_of(&seconds) > super::span::seconds_of(slowest) {
             *slowest = seconds;
         }
-        self.spans.push(span(attributed, own, parent, context));
     }
 }
 

@@ -27,7 +27,7 @@ class Spans {
   get count() { return this.columns.begin.length; }
 
   // Spans come about in the order of their ends.
-  push(begin, end, step, peak, of, open = false, id = -1) {
+  push(begin, end, step, peak, of, open = 0, id = -1) {
     const { columns } = this;
     let at = this.count;
     while (at > 0 && columns.begin[at - 1] > begin) at--;
@@ -64,15 +64,15 @@ class LiveRank {
   between(from, to) {
     const came = this.spans.within(from, to);
     if (!this.past) return came;
-    const all = this.past.within(from, to), { begin, end, step, peak, of } = came.columns;
-    for (let i = 0; i < begin.length; i++) all.push(begin[i], end[i], step[i], peak[i], of[i]);
+    const all = this.past.within(from, to), { begin, end, step, peak, of, open } = came.columns;
+    for (let i = 0; i < begin.length; i++) all.push(begin[i], end[i], step[i], peak[i], of[i], open[i]);
     return all;
   }
 
   // What is in a view as a lane, with open spans until `now`.
   lane([from, to], now, severalJobs) {
     const all = this.between(from, to);
-    for (const one of this.open) all.push(one.begin, Math.max(now, one.begin), one.step, NaN, one.of, true);
+    for (const one of this.open) all.push(one.begin, Math.max(now, one.begin), one.step, NaN, one.of, OPEN);
     return new Lane(`${this.job} rank ${this.rank}`, `${severalJobs ? `${this.job.slice(0, 7)} ` : "rank "}${this.rank}`, all.columns, this.whose);
   }
 }
@@ -114,7 +114,7 @@ class Ranks {
         last = Math.max(last, span.id);
         // The first event's spans begin somewhere: what ended before is requested.
         if (isFirst) this.since = Math.min(this.since, at(span.end_us));
-        rank.spans.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name), false, span.id);
+        rank.spans.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name), span.cut ? CUT : 0, span.id);
       }
     }
     if (isFirst && this.since === Infinity) this.since = at(0);
@@ -147,7 +147,7 @@ class Ranks {
       rank.past = new Spans();
       for (const span of one.spans) {
         // Those that the stream has brought are there already.
-        if (!known.has(span.id)) rank.past.push(one.at(span.begin_us), one.at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name));
+        if (!known.has(span.id)) rank.past.push(one.at(span.begin_us), one.at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name), span.cut ? CUT : 0);
       }
     }
     this.past = { from: begin, to: end, width: end - begin, leftOut, isThinned, shown: new Set(shown) };

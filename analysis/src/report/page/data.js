@@ -95,10 +95,13 @@ function decode(bytes, recordings) {
     }
     const n = recording.spans;
     const columns = { begin: new Float64Array(n), end: new Float64Array(n), row: new Uint32Array(n),
-      step: new Float64Array(n), peak: new Float64Array(n) };
+      step: new Float64Array(n), peak: new Float64Array(n), open: new Uint8Array(n) };
     for (let i = 0, at = 0; i < n; i++) columns.begin[i] = (at += numbers.signed()) / 1e6;
     for (let i = 0; i < n; i++) columns.end[i] = columns.begin[i] + numbers.next() / 1e6;
-    for (let i = 0; i < n; i++) columns.row[i] = numbers.next();
+    for (let i = 0; i < n; i++) {
+      const packed = numbers.next();
+      [columns.row[i], columns.open[i]] = [Math.floor(packed / 2), packed % 2 ? CUT : 0];
+    }
     for (let i = 0, step = 0; i < n; i++) {
       const change = numbers.next();
       if (change === 0) { columns.step[i] = NaN; continue; }

@@ -107,7 +107,7 @@ function lanesOf(report) {
       const of = (column) => Float64Array.from(spans, (span) => column[span]);
       const short = `${several ? `${nth + 1}: ` : ""}${jobs ? `${job.slice(0, 7)} ` : "rank "}${rank}`;
       lanes.push(new Lane(`${several ? `${recording.name}, ` : ""}${job} rank ${rank}`, short, { begin: of(columns.begin),
-        end: of(columns.end), step: of(columns.step), peak: of(columns.peak), of: spans.map((span) => rows[columns.row[span]]) },
+        end: of(columns.end), step: of(columns.step), peak: of(columns.peak), open: of(columns.open), of: spans.map((span) => rows[columns.row[span]]) },
       { key: `${nth} ${position}`, job: `${nth} ${job}`, jobName: several ? `${job} in ${recording.name}` : job, rank, gpus: recording.gpus_of[position].map((uuid) => `${nth} ${uuid}`), isThinned: recording.left_out > 0 }, recording.shift));
     });
   });
@@ -254,8 +254,8 @@ function tables(report, chart) {
     const rows = recording.rows.map((row) => {
       const [job, rank] = recording.ranks[row.rank];
       const step = (span) => span === null || span.step === null ? "" : ` in step ${span.step}`;
-      return [row.kind === "step" ? "step" : row.name, job, rank, row.count.toLocaleString("en"), duration(row.mean_ns / 1e9),
-        jump(row.longest, duration(seconds(row.longest.duration_ns)) + step(row.longest)),
+      return [row.kind === "step" ? "step" : row.name, job, rank, row.count.toLocaleString("en"), row.mean_ns === null ? "not known" : duration(row.mean_ns / 1e9),
+        jump(row.longest, row.longest === null ? "" : duration(seconds(row.longest.duration_ns)) + step(row.longest)),
         jump(row.highest, row.highest === null ? "" : gib(row.highest.peak_bytes) + step(row.highest))].map((cell) =>
           typeof cell === "number" ? String(cell) : cell);
     });
@@ -263,9 +263,9 @@ function tables(report, chart) {
     if (rows.length && !recording.trace) made.push(element("h2", {}, `Phases${of}`), table(`Steps, phases and layers${of}`,
       ["phase", "job", "rank", "count", "mean", "longest", "highest peak"], rows, 2));
     const steps = longestSteps(recording).map((span) => {
-      const { begin, end, step, peak, row } = recording.columns, [job, rank] = recording.ranks[recording.rows[row[span]].rank];
+      const { begin, end, step, peak, row, open } = recording.columns, [job, rank] = recording.ranks[recording.rows[row[span]].rank];
       const long = end[span] - begin[span], name = Number.isNaN(step[span]) ? "not known" : String(step[span]);
-      return [jump({ after_ns: begin[span] * 1e9, duration_ns: long * 1e9 }, name), job, String(rank), duration(begin[span]), duration(long),
+      return [jump({ after_ns: begin[span] * 1e9, duration_ns: long * 1e9 }, name), job, String(rank), duration(begin[span]), duration(long) + LENGTHS[open[span]],
         gib(peak[span])];
     });
     // Those of a trace are listed with what the GPUs did in them.

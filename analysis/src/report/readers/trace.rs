@@ -81,6 +81,7 @@ fn add_kernels(trace: &Trace, rank: u32, spans: &mut Spans, room: Room, is_near:
         step: None,
         begin_ns: op.begin_ns.saturating_add(clock_ns),
         end_ns: op.end_ns.saturating_add(clock_ns),
+        is_cut: false,
         peak_bytes: None,
     };
     // The shorter kernels are counted by GPU and name. An entry has the longest of them, their number and their total duration.
@@ -127,6 +128,7 @@ fn ended(stretch: &Stretch, rank: u32, clock_ns: i64) -> Ended {
         step: stretch.step,
         begin_ns: stretch.begin_ns.saturating_add(clock_ns),
         end_ns: stretch.end_ns.saturating_add(clock_ns),
+        is_cut: false,
         peak_bytes: None,
     }
 }

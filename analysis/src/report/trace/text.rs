@@ -132,7 +132,7 @@ pub(in crate::report) fn write_kernels(spans: &Spans, out: &mut Printed) -> fmt:
             milliseconds(row.total_ns.unsigned_abs()),
             percent(row.total_ns.unsigned_abs(), all_ns.unsigned_abs()),
             row.count.to_string(),
-            milliseconds(row.longest.duration_ns().unsigned_abs()),
+            milliseconds(row.longest.map_or(0, |span| span.duration_ns()).unsigned_abs()),
             spans.rank(row.rank).0.to_owned(),
             row.name.clone(),
         ]);

@@ -14,10 +14,10 @@ fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_said() {
     assert!(jobs.search(&"j".into(), 0).is_none(), "its GPU is not looked for");
     assert!(rank(&jobs).has_series("a"));
     let ended = jobs.take_ended(i64::MAX, 9);
-    let known = ended.iter().map(|ended| (&*ended.open.name, ended.is_cut, ended.end_ns, ended.gpus.as_deref()));
+    let known = ended.iter().map(|ended| (&*ended.open.name, ended.by, ended.end_ns, ended.gpus.as_deref()));
     assert_eq!(
         known.collect::<Vec<_>>(),
-        [("a", false, 0, Some([3].as_slice())), ("b", true, 5, Some([3].as_slice()))],
+        [("a", EndedBy::End, 0, Some([3].as_slice())), ("b", EndedBy::Exit, 5, Some([3].as_slice()))],
         "both have its GPU"
     );
     assert!(rank(&jobs).has_series("b"), "its peak has a place");
@@ -29,6 +29,30 @@ fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_said() {
     assert!(matches!(jobs.take(&end("b", 7), &account, 6), Err(Refusal::EndWithoutBegin(_))));
     jobs.take(&begin("b", 7), &account, 7).unwrap();
     assert_eq!((rank(&jobs).exited_ns, rank(&jobs).since_ns, rank(&jobs).open.len()), (None, 7, 1));
+}
+
+#[test]
+fn what_is_open_at_the_end_of_a_rank_ends_with_it_the_step_last() {
+    let (mut jobs, account) = running();
+    jobs.take_ended(i64::MAX, 9);
+    let attributes: Attributes = Box::new([("run_id".into(), crate::wire::Scalar::Text("x".into()))]);
+    let step = Event { step: Some(4), attributes: Some(attributes), ..event(EventType::Begin, Kind::Step, "step", 7) };
+    let layer = event(EventType::Begin, Kind::Layer, "layer", 7);
+    for begun in [step, begin("forward", 7), layer] {
+        say(&mut jobs, &account, &begun);
+    }
+    exit(&mut jobs, &account, 5);
+    let ended = jobs.take_ended(i64::MAX, 9);
+    let known = ended.iter().map(|one| (&*one.open.name, one.by, one.open.step, one.open.attributes.is_some()));
+    let by = EndedBy::Exit;
+    assert_eq!(
+        known.collect::<Vec<_>>(),
+        [("b", by, None, false), ("forward", by, Some(4), false), ("step", by, Some(4), true)],
+        "and no layer"
+    );
+    assert_eq!(jobs.left().exited, 4);
+    drop(ended);
+    assert_eq!(account.holds(Resource::Pending), 0);
 }
 
 #[test]
@@ -53,13 +77,13 @@ fn a_failed_allocation_keeps_the_memory_of_the_phases_in_which_it_fails() {
     jobs.take_ended(i64::MAX, 9);
     say(&mut jobs, &account, &oom);
     let ended = jobs.take_ended(i64::MAX, 9);
-    let known = ended.iter().map(|ended| (&*ended.open.name, ended.is_cut, ended.end_ns, ended.gpus.as_deref()));
-    assert_eq!(known.collect::<Vec<_>>(), [("b", true, 4, Some([3].as_slice()))]);
+    let known = ended.iter().map(|ended| (&*ended.open.name, ended.by, ended.end_ns, ended.gpus.as_deref()));
+    assert_eq!(known.collect::<Vec<_>>(), [("b", EndedBy::Nothing, 4, Some([3].as_slice()))]);
     // It goes on, and ends or does not.
     assert_eq!((rank(&jobs).open.len(), jobs.left().exited), (1, 0));
     let series = account.holds(Resource::Series);
     say(&mut jobs, &account, &Event { at_ns: 6, ..end("b", 7) });
-    assert!(!jobs.take_ended(i64::MAX, 9)[0].is_cut);
+    assert_eq!(jobs.take_ended(i64::MAX, 9)[0].by, EndedBy::End);
     assert_eq!(account.holds(Resource::Series), series);
 }
 

@@ -172,13 +172,13 @@ fn who_has_forgotten_some_has_less_than_before() {
 }
 
 #[test]
-fn of_a_phase_that_ended_with_its_rank_the_peak_counts_and_nothing_else() {
+fn of_a_phase_that_its_rank_ended_or_that_goes_on_the_peak_counts_and_no_time() {
     let (limits, account) = (Limits::default(), Account::alone());
     let mut log = Log::new(&limits);
     log.record(ended(&account, Kind::Phase, "forward", 0, 3));
     let counted = log.attributions();
     let mut cut = ended(&account, Kind::Phase, "forward", 0, 4);
-    (cut.ended.is_cut, cut.gpus[0].peak_bytes, cut.gpus[0].end_bytes) = (true, Some(140), Some(0));
+    (cut.ended.by, cut.gpus[0].peak_bytes, cut.gpus[0].end_bytes) = (EndedBy::Nothing, Some(140), Some(0));
     log.record(cut);
     let forward = &of_key(&log, 0).phases["forward"];
     assert_eq!((forward.peak_bytes, forward.peak_max_bytes(4_010, 15)), (Some(140), Some(140)));
@@ -186,7 +186,17 @@ fn of_a_phase_that_ended_with_its_rank_the_peak_counts_and_nothing_else() {
     assert_eq!((log.phases.count(), log.attributions()), (1, counted));
     // The first phase of its name may be the one.
     let mut cut = ended(&account, Kind::Phase, "backward", 0, 5);
-    (cut.ended.is_cut, cut.gpus[0].peak_bytes) = (true, Some(139));
+    (cut.ended.by, cut.gpus[0].peak_bytes) = (EndedBy::Exit, Some(139));
     log.record(cut);
     assert_eq!(of_key(&log, 0).phases["backward"].peak_bytes, Some(139));
+    // One that its rank ended is on the shelf and in the trail, and says so.
+    let mut step = ended(&account, Kind::Step, "step", 0, 6);
+    step.ended.by = EndedBy::Exit;
+    log.record(step);
+    let by: Vec<_> = log.phases.since(1).0.iter().map(|one| one.ended.by).collect();
+    let cut: Vec<_> = log.trail.blocks(i64::MIN, i64::MAX)[0].spans().map(|span| (span.number, span.is_cut)).collect();
+    assert_eq!((by, cut), (vec![EndedBy::Exit; 2], vec![(0, false), (1, true), (2, true)]));
+    let stats = of_key(&log, 0);
+    assert_eq!((stats.step_durations.exponential().count(), stats.phases.contains_key("step")), (0, false));
+    assert_eq!(log.attributions(), counted);
 }

@@ -1,7 +1,7 @@
 use super::*;
 use highwater_core::clock::MILLISECOND_NS;
 use highwater_core::detect::{self, Certainty, Evidence, Finding, Severity, Sign, Subject, Text};
-use highwater_core::jobs::{Account, Event, Limits, Open};
+use highwater_core::jobs::{Account, EndedBy, Event, Limits, Open};
 use highwater_core::phases::PhaseMemory;
 use highwater_core::wire::{EventType, Memory};
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -48,7 +48,7 @@ fn ended(thing: &Thing) -> Attributed {
         rank: thing.rank,
         open,
         end_ns,
-        is_cut: false,
+        by: EndedBy::End,
         memory,
         gpus: None,
         pid: None,
@@ -106,6 +106,25 @@ fn a_step_is_a_trace_with_its_phases_below_it_at_the_jobs_own_times() {
     assert_eq!(ids.len(), 4);
     let attributes = format!("{:?}", step.attributes);
     assert!(attributes.contains("highwater.allocator.retries.added") && attributes.contains("IntValue(3)"));
+}
+
+#[test]
+fn what_a_rank_ended_is_a_span_that_says_so_and_no_exemplar() {
+    let ledger = Ledger::new(Limits::default());
+    let cut = |thing: &Thing| {
+        let mut cut = ended(thing);
+        cut.ended.by = EndedBy::Exit;
+        cut
+    };
+    ledger.ended().record(ended(&phase("forward", 7, 0, 40)));
+    ledger.ended().record(cut(&phase("backward", 7, 40, 90)));
+    ledger.ended().record(cut(&step(7, 0, 90)));
+    let sent = turn(&mut Traces::new(Spans::All), &ledger, &[], 200).0;
+    let step = named(&sent.spans, "highwater.step");
+    let says = |name| format!("{:?}", named(&sent.spans, name).attributes).contains("highwater.cut");
+    assert_eq!([says("highwater.step"), says("backward"), says("forward")], [true, true, false]);
+    assert_eq!(named(&sent.spans, "backward").parent_span_id, step.span_id);
+    assert_eq!(sent.exemplars.len(), 1, "of the one that ended by itself");
 }
 
 /// A phase waits for its step's end. Meanwhile the driver may have come back with other devices.
