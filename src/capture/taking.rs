@@ -9,10 +9,11 @@ use super::recorder::Start;
 use super::trigger::{Findings, Reason, Trigger};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{ChangeLog, GpuChange, GpuState};
-use highwater_core::jobs::Jobs;
-use highwater_core::phases::{Ledger, RankKey};
+use highwater_core::jobs::{Ended, EndedBy, JobId, Jobs, Open, Rank};
+use highwater_core::phases::{Ledger, RankKey, attribute};
 use highwater_core::ring;
 use highwater_core::shares::Given;
+use highwater_core::wire::Kind;
 use highwater_engine::intake::{EventLog, Intake};
 use highwater_engine::node::Node;
 use highwater_engine::recording::State;
@@ -32,6 +33,8 @@ const PATIENCE_NS: i64 = 2 * SECOND_NS;
 
 /// Bytes of a phase and its memory on two GPUs in the file.
 const PHASE_BYTES: usize = 256;
+/// Open phases that are written at the end, for which there is room in a file that is full: those of 64 ranks.
+const MOST_OPEN: usize = 128;
 
 /// The parts of a node that a capture reads. It does not hold the node itself, because the driver cannot be opened again
 /// while anything does.
@@ -286,6 +289,7 @@ impl Capture {
         for track in &mut self.tracks {
             track.end(end_ns, &self.file)?;
         }
+        self.write_open(end_ns)?;
         self.file.meta_time("end_ns", end_ns)?;
         self.file.meta("annotations_lost", i64::try_from(self.lost_events).unwrap_or(i64::MAX))?;
         self.file.meta("phases_lost", i64::try_from(self.lost_phases).unwrap_or(i64::MAX))?;
@@ -395,6 +399,18 @@ impl Capture {
         within.try_for_each(|attributed| self.file.phase(attributed))
     }
 
+    /// Writes the steps and phases that are open at the end, with their memory up to then.
+    fn write_open(&self, end_ns: i64) -> rusqlite::Result<()> {
+        let open: Vec<Ended> = {
+            let Some(jobs) = self.jobs() else { return Ok(()) };
+            let of_rank = |(job, number, rank)| open_of(job, number, rank, end_ns).collect::<Vec<_>>();
+            jobs.ranks().flat_map(of_rank).take(MOST_OPEN).collect()
+        };
+        let uuids: Arc<[String]> = self.file.uuids().into();
+        let attribute = |ended| attribute(ended, &self.view.rings, &self.view.gpus, &uuids);
+        open.into_iter().map(attribute).try_for_each(|open| self.file.phase(&open))
+    }
+
     fn write_ranks(&mut self) -> rusqlite::Result<()> {
         let known: Vec<_> = {
             let Some(jobs) = self.jobs() else { return Ok(()) };
@@ -437,4 +453,30 @@ fn write_trigger(file: &RecordingWriter, trigger: &Trigger) -> rusqlite::Result<
         Reason::Finding(_) | Reason::Asked => None,
     };
     file.trigger(trigger.at_ns, trigger.reason.label(), of, (&trigger.note, &trigger.owner_text()))
+}
+
+/// What a rank has open and began before a time, as if it had ended then.
+fn open_of(job: &JobId, number: u32, rank: &Rank, end_ns: i64) -> impl Iterator<Item = Ended> {
+    let open = rank.open.iter().filter(move |open| open.kind != Kind::Layer && open.begin_ns < end_ns);
+    open.map(move |open| Ended {
+        job: job.clone(),
+        rank: number,
+        open: Open {
+            kind: open.kind,
+            name: Arc::clone(&open.name),
+            step: open.step,
+            begin_ns: open.begin_ns,
+            memory: open.memory,
+            attributes: None,
+            by: open.by,
+            held: None,
+            series: None,
+        },
+        end_ns,
+        by: EndedBy::Nothing,
+        memory: None,
+        gpus: rank.gpus.clone(),
+        pid: rank.pid,
+        waiting: None,
+    })
 }

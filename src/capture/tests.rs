@@ -459,9 +459,12 @@ fn what_jobs_said_before_and_after_is_reported_with_phases_ranks_and_findings() 
     let mut capture = rig.capture(&path, (now_ns - SECOND_NS, now_ns + 5 * MILLISECOND_NS), Arc::new(OneFinding));
     capture.advance(&[], &|| ()).unwrap();
     rig.say(r#"{"event":"mark","name":"oom","job":"job","rank":1}"#);
+    rig.say(r#"{"event":"begin","name":"backward","job":"job","rank":1,"step":4}"#);
     for n in 0..9 {
         rig.sweep(MILLISECOND_NS, [Some(n), (n == 0).then_some(1)]);
     }
+    // Begun after the end.
+    rig.say(r#"{"event":"begin","name":"optimizer","job":"job","rank":1,"step":4}"#);
     rig.node.advance(rig.intake.ledger(), rig.clock.now_ns());
     capture.advance(&[], &|| ()).unwrap();
     capture.finish(State::Complete).unwrap();
@@ -469,7 +472,7 @@ fn what_jobs_said_before_and_after_is_reported_with_phases_ranks_and_findings() 
     let one = |sql: &str| file.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
     assert_eq!(
         one("SELECT group_concat(event || ' ' || name) FROM (SELECT * FROM annotations ORDER BY id)"),
-        "begin forward,end forward,mark oom"
+        "begin forward,end forward,mark oom,begin backward,begin optimizer"
     );
     assert_eq!(
         one(
@@ -483,6 +486,9 @@ fn what_jobs_said_before_and_after_is_reported_with_phases_ranks_and_findings() 
         ),
         "forward 4 1 50"
     );
+    let open = "SELECT group_concat(name || ' ' || ended_by || ' ' || peak_bytes || ' ' || ((end_ns - begin_ns) / 1000000)) FROM phases
+        JOIN phase_memory ON phase = id ORDER BY id";
+    assert_eq!(one(open), "forward end 50 50,backward nothing 50 5", "what is open ends with the capture");
     assert_eq!(one("SELECT job || rank || gpus FROM ranks"), r#"job1["GPU-1"]"#);
     assert_eq!(one("SELECT kind || id || evidence FROM findings"), r#"allocator_thrash9{"drop_bytes":9}"#);
     assert_eq!(

@@ -240,7 +240,7 @@ fn grown(folder: &Path) -> PathBuf {
             INSERT INTO annotations (at_ns, event, kind, name, job, rank, step, gpus, attributes) VALUES
                 ({from} + 1000000, 'begin', 'step', 'step', 'j', 0, {step}, '[\"0\"]', NULL),
                 ({to}, 'end', 'step', 'step', 'j', 0, {step}, NULL, '{{\"batch_size\": {batch}}}');
-            INSERT INTO phases VALUES ({step}, 'j', 0, 'step', 'step', {step}, {from} + 1000000, {to}, 0);
+            INSERT INTO phases VALUES ({step}, 'j', 0, 'step', 'step', {step}, {from} + 1000000, {to}, 'end');
             INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES ({step}, 0, {bytes}, 0);"
         );
     }

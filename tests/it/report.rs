@@ -201,8 +201,8 @@ fn a_recording_of_this_program_is_shown_as_its_rows_are() {
         let rows = recording["phases"].as_array().expect("a list").iter().filter(|row| row["kind"] == kind);
         rows.map(|row| row["count"].as_i64().expect("a number")).sum::<i64>()
     };
-    assert_eq!(count("step"), one("SELECT count(*) FROM phases WHERE kind = 'step'"));
-    assert_eq!(count("phase"), one("SELECT count(*) FROM phases WHERE kind = 'phase'"));
+    assert_eq!(count("step"), one("SELECT count(*) FROM phases WHERE ended_by = 'end' AND kind = 'step'"));
+    assert_eq!(count("phase"), one("SELECT count(*) FROM phases WHERE ended_by = 'end' AND kind = 'phase'"));
     let layers = recording["layers"].as_array().expect("a list");
     assert_eq!(layers.len() as i64, one("SELECT count(*) FROM layer_profiles"));
     let of_first = "FROM layer_records JOIN layer_profiles ON id = profile WHERE job = 'llama-ddp' AND rank = 0";

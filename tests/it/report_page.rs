@@ -169,7 +169,7 @@ fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
     file.execute("UPDATE meta SET value = ?1 WHERE key IN ('note', 'host')", [evil]).expect("written");
     file.execute("UPDATE gpus SET name = ?1, gpu_index = ?1", [evil]).expect("written");
     let row = "INSERT INTO phases VALUES (999999, ?1, 0, 'phase', ?1, 1, (SELECT value FROM meta WHERE key = 'begin_ns'), \
-               (SELECT value FROM meta WHERE key = 'end_ns'), 1)";
+               (SELECT value FROM meta WHERE key = 'end_ns'), 'exit')";
     file.execute(row, [evil]).expect("written");
     let row = "INSERT INTO findings VALUES (999, ?1, ?1, ?1, ?1, ?1, 0, (SELECT value FROM meta WHERE key = 'begin_ns'), \
                NULL, ?1, ?1, ?1, '{}', 0, 0, ?1 || ?1, ?1, ?1, ?1)";

@@ -293,6 +293,7 @@ fn verdict_on<'a>(steps: &ComparedPhase, phases: impl Iterator<Item = &'a Compar
 mod tests {
     use super::*;
     use crate::report::{Ended, Spans, hand};
+    use highwater_core::jobs::EndedBy;
 
     /// A run of steps that take this long in forward and backward, milliseconds.
     fn run(name: &str, steps: impl Iterator<Item = (i64, i64)>) -> Report {
@@ -313,7 +314,7 @@ mod tests {
                     step: Some(step as u64),
                     begin_ns,
                     end_ns,
-                    is_cut: false,
+                    by: EndedBy::End,
                     peak_bytes: None,
                 });
             }
@@ -383,7 +384,7 @@ mod tests {
                 let row = &one.spans.rows()[span.row];
                 let (job, name, kind) = ("j".to_owned(), row.name.clone(), row.kind);
                 let (begin_ns, end_ns, step) = (span.begin_ns, span.end_ns, span.step);
-                spans.push(Ended { job, rank, kind, name, step, begin_ns, end_ns, is_cut: false, peak_bytes: None });
+                spans.push(Ended { job, rank, kind, name, step, begin_ns, end_ns, by: EndedBy::End, peak_bytes: None });
             }
             spans.finish();
             Report { spans, ..hand::report("a", &[]) }
@@ -416,7 +417,7 @@ mod tests {
                         step,
                         begin_ns,
                         end_ns,
-                        is_cut: false,
+                        by: EndedBy::End,
                         peak_bytes: None,
                     });
                 }

@@ -117,7 +117,7 @@ fn spans(report: &Report, numbers: &mut Numbers) {
         last_us = at_us;
     }
     spans.iter().for_each(|span| numbers.push((span.duration_ns() / MICROSECOND_NS).max(0).unsigned_abs()));
-    spans.iter().for_each(|span| numbers.push((span.row as u64) << 1 | u64::from(span.is_cut)));
+    spans.iter().for_each(|span| numbers.push((span.row as u64) << 2 | span.by as u64));
     let mut last_step = 0;
     spans.iter().for_each(|span| numbers.change(span.step, &mut last_step));
     let peak = |bytes: Option<u64>| bytes.map_or(0, |bytes| bytes / PEAK_UNIT_BYTES + 1);

@@ -107,6 +107,7 @@ fn gpu_of(gpu: &Gpu, begin_ns: i64) -> Value {
 mod tests {
     use super::*;
     use crate::report::{Ended, Room, Spans, hand};
+    use highwater_core::jobs::EndedBy;
     use highwater_core::wire::Kind;
 
     /// Eight GPUs whose memory changes with every reading for ten minutes, and as many phases as are kept.
@@ -135,7 +136,7 @@ mod tests {
                 step: Some(nth as u64 / 24),
                 begin_ns,
                 end_ns,
-                is_cut: false,
+                by: EndedBy::End,
                 peak_bytes,
             });
         }

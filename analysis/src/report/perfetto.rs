@@ -7,6 +7,7 @@
 use super::axis;
 use super::model::Report;
 use super::spans::Span;
+use highwater_core::jobs::EndedBy;
 use highwater_core::wire::Kind;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -135,7 +136,7 @@ impl Events {
                     let mut args = Map::new();
                     args.extend(span.step.map(|step| ("step".to_owned(), step.into())));
                     args.extend(span.peak_bytes.map(|peak| ("peak_bytes".to_owned(), peak.into())));
-                    args.extend(span.is_cut.then(|| ("cut".to_owned(), true.into())));
+                    args.extend((span.by != EndedBy::End).then(|| ("cut".to_owned(), true.into())));
                     Stretch { name: &rows[span.row].name, begin_ns: span.begin_ns, end_ns: span.end_ns, args }
                 });
                 self.thread(process, first, name, stretches.collect(), clock);
@@ -228,7 +229,7 @@ mod tests {
                 step: Some(5),
                 begin_ns,
                 end_ns,
-                is_cut: false,
+                by: EndedBy::End,
                 peak_bytes: None,
             });
         }

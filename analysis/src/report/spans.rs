@@ -1,5 +1,6 @@
 //! Steps, phases and layers: a table of all of them, and the longest of them one by one.
 
+use highwater_core::jobs::EndedBy;
 use highwater_core::thinned::Thinned;
 use highwater_core::wire::Kind;
 use std::collections::BTreeMap;
@@ -21,8 +22,8 @@ pub struct Ended {
     pub begin_ns: i64,
     /// See above.
     pub end_ns: i64,
-    /// Whether it was open when its rank ended.
-    pub is_cut: bool,
+    /// What ended it; nothing if the recording ended first.
+    pub by: EndedBy,
     /// The highest memory inside it, bytes, over its GPUs.
     pub peak_bytes: Option<u64>,
 }
@@ -40,8 +41,8 @@ pub struct Span {
     pub begin_ns: i64,
     /// See above.
     pub end_ns: i64,
-    /// Whether it was open when its rank ended.
-    pub is_cut: bool,
+    /// What ended it; nothing if the recording ended first.
+    pub by: EndedBy,
     /// The highest memory inside it, bytes.
     pub peak_bytes: Option<u64>,
 }
@@ -161,12 +162,12 @@ impl Spans {
             return None;
         };
         let of = &mut self.rows[row];
-        let Ended { step, begin_ns, end_ns, is_cut, peak_bytes, .. } = ended;
-        let span = Span { rank: of.rank, row, step, begin_ns, end_ns, is_cut, peak_bytes };
+        let Ended { step, begin_ns, end_ns, by, peak_bytes, .. } = ended;
+        let span = Span { rank: of.rank, row, step, begin_ns, end_ns, by, peak_bytes };
         if peak_bytes > of.highest.and_then(|highest| highest.peak_bytes) {
             of.highest = Some(span);
         }
-        if is_cut {
+        if by != EndedBy::End {
             return Some(span);
         }
         if of.longest.is_none_or(|longest| span.duration_ns() > longest.duration_ns()) {
@@ -300,7 +301,7 @@ mod tests {
     fn ended(rank: u32, name: &str, begin_ns: i64, end_ns: i64, peak_bytes: Option<u64>) -> Ended {
         let kind = if name == "step" { Kind::Step } else { Kind::Phase };
         let (job, name, step) = ("j".to_owned(), name.to_owned(), Some(7));
-        Ended { job, rank, kind, name, step, begin_ns, end_ns, is_cut: false, peak_bytes }
+        Ended { job, rank, kind, name, step, begin_ns, end_ns, by: EndedBy::End, peak_bytes }
     }
 
     #[test]
@@ -330,17 +331,17 @@ mod tests {
     fn of_those_that_their_rank_ended_the_peak_counts_and_no_time() {
         let mut spans = Spans::new(MOST, Vec::new());
         spans.push(ended(0, "forward", 0, 10, Some(5)));
-        spans.push(Ended { is_cut: true, ..ended(0, "forward", 20, 90, Some(7)) });
-        spans.push(Ended { is_cut: true, ..ended(0, "backward", 90, 95, None) });
+        spans.push(Ended { by: EndedBy::Exit, ..ended(0, "forward", 20, 90, Some(7)) });
+        spans.push(Ended { by: EndedBy::Exit, ..ended(0, "backward", 90, 95, None) });
         spans.finish();
         let [forward, backward] = spans.rows() else { panic!("{:?}", spans.rows()) };
         assert_eq!(
             (forward.count, forward.mean_ns(), forward.longest.map(|span| span.end_ns)),
             (1, Some(10.0), Some(10))
         );
-        assert_eq!(forward.highest.map(|span| (span.peak_bytes, span.is_cut)), Some((Some(7), true)));
+        assert_eq!(forward.highest.map(|span| (span.peak_bytes, span.by)), Some((Some(7), EndedBy::Exit)));
         assert_eq!((backward.count, backward.mean_ns(), backward.longest), (0, None, None));
-        assert_eq!(spans.spans().iter().filter(|span| span.is_cut).count(), 2);
+        assert_eq!(spans.spans().iter().filter(|span| span.by != EndedBy::End).count(), 2);
     }
 
     #[test]

@@ -41,18 +41,20 @@ use id::Key;
 use job::{JOB_BYTES, NAME_BYTES};
 use profile::Profiles;
 use rank::{Closed, Plan, Taking};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// What ended a step, phase or layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum EndedBy {
     /// Its own end event.
     End,
+    /// Nothing: it is open. An allocation has failed in it, and its memory up to then is to count; or a recording ends.
+    Nothing,
     /// Its rank, which ended while it was open: how long it would have taken is not known.
     Exit,
-    /// Nothing: it is open, an allocation has failed in it, and its memory up to then is to count.
-    Nothing,
 }
 
 /// A step, phase or layer that has ended.

@@ -74,7 +74,7 @@ CREATE TABLE annotations (
 );
 CREATE TABLE phases (
     id INTEGER PRIMARY KEY, job TEXT NOT NULL, rank INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
-    step INTEGER, begin_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, is_cut INTEGER NOT NULL DEFAULT 0
+    step INTEGER, begin_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, ended_by TEXT NOT NULL DEFAULT 'end'
 );
 CREATE TABLE phase_memory (
     phase INTEGER NOT NULL REFERENCES phases (id), gpu INTEGER NOT NULL, begin_bytes INTEGER, end_bytes INTEGER,

@@ -9,7 +9,7 @@ use super::state::State;
 use crate::sample::Sweep;
 use highwater_core::detect::{Finding, LagCause, Said};
 use highwater_core::gpu::{BreakdownPoint, Changed, GpuChange, GpuState, UsagePoint};
-use highwater_core::jobs::{EndedBy, Event, JobId, Profile, Rank};
+use highwater_core::jobs::{Event, JobId, Profile, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 use rusqlite::{Connection, ToSql, params};
@@ -336,7 +336,7 @@ impl RecordingWriter {
             step: open.step.map(whole),
             begin_ns: self.unix(open.begin_ns),
             end_ns: self.unix(ended.end_ns),
-            is_cut: ended.by != EndedBy::End,
+            ended_by: word(&ended.by),
         })?;
         let phase = self.connection.last_insert_rowid();
         for memory in &attributed.gpus {

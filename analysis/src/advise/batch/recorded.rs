@@ -57,8 +57,8 @@ pub fn read(path: &Path, headroom_bytes: u64, observed: &mut Observed) -> Result
     let peaks: Vec<(i64, u64, u32)> =
         file.rows("phase_memory", query, 0, MOST_STEPS, |row| Ok((needed(row, 0)?, needed(row, 1)?, needed(row, 2)?)))?;
     let mut runs: BTreeMap<usize, (Run, Option<u64>)> = BTreeMap::new();
-    // A step that its rank ended may not have come to its peak. Files from before the column have none of these.
-    let whole = if file.has_column("phases", "is_cut") { "AND NOT is_cut" } else { "" };
+    // A step that has not ended by itself may not have come to its peak. Files from before the column have none of these.
+    let whole = if file.has_column("phases", "ended_by") { "AND ended_by = 'end'" } else { "" };
     let query =
         format!("SELECT job, rank, begin_ns, end_ns, id FROM phases WHERE kind = 'step' {whole} ORDER BY begin_ns, id");
     file.each(

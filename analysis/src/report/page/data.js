@@ -100,7 +100,7 @@ function decode(bytes, recordings) {
     for (let i = 0; i < n; i++) columns.end[i] = columns.begin[i] + numbers.next() / 1e6;
     for (let i = 0; i < n; i++) {
       const packed = numbers.next();
-      [columns.row[i], columns.open[i]] = [Math.floor(packed / 2), packed % 2 ? CUT : 0];
+      [columns.row[i], columns.open[i]] = [Math.floor(packed / 4), packed % 4];
     }
     for (let i = 0, step = 0; i < n; i++) {
       const change = numbers.next();

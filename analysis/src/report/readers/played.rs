@@ -8,7 +8,6 @@ use crate::report::model::{FirstSaid, Found, Gpu, Origin, Report, peaks_of};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
 use highwater_core::detect::Finding;
-use highwater_core::jobs::EndedBy;
 use highwater_core::phases::{Attributed, PhaseMemory};
 use highwater_core::source::{OpenError, Source as _};
 use highwater_core::wire::Kind;
@@ -147,7 +146,7 @@ fn ended(attributed: &Attributed) -> Ended {
         step: open.step,
         begin_ns: open.begin_ns,
         end_ns: ended.end_ns,
-        is_cut: ended.by != EndedBy::End,
+        by: ended.by,
         peak_bytes: attributed.gpus.iter().filter_map(|gpu: &PhaseMemory| gpu.peak_bytes).max(),
     }
 }

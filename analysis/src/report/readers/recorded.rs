@@ -7,6 +7,7 @@ use crate::report::model::{FirstSaid, Found, Gpu, Origin, Report, index_of, peak
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
 use highwater_core::gpu::{ActivityMeans, BreakdownPoint, Device, Parts};
+use highwater_core::jobs::EndedBy;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
 use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, json, needed, number, real, text, word};
@@ -189,8 +190,8 @@ fn peaks(file: &mut RecordingReader) -> Result<Vec<(i64, u64)>, OpenError> {
 fn spans(file: &mut RecordingReader, interval: (i64, i64), mut spans: Spans) -> Result<Spans, OpenError> {
     let peaks = peaks(file)?;
     // Files from before this column lack it.
-    let is_cut = if file.has_column("phases", "is_cut") { "is_cut" } else { "0" };
-    let query = format!("SELECT job, rank, kind, name, step, begin_ns, end_ns, id, {is_cut} FROM phases ORDER BY id");
+    let ended_by = if file.has_column("phases", "ended_by") { "ended_by" } else { "'end'" };
+    let query = format!("SELECT job, rank, kind, name, step, begin_ns, end_ns, id, {ended_by} FROM phases ORDER BY id");
     let read = |row: &Row<'_>| {
         let (begin_ns, end_ns) = (near(needed(row, 5)?, interval)?, near(needed(row, 6)?, interval)?);
         if end_ns < begin_ns {
@@ -204,7 +205,7 @@ fn spans(file: &mut RecordingReader, interval: (i64, i64), mut spans: Spans) -> 
             step: number(row, 4)?,
             begin_ns,
             end_ns,
-            is_cut: needed::<i64>(row, 8)? != 0,
+            by: word::<EndedBy>(row, 8)?,
             peak_bytes: peaks.binary_search_by_key(&needed(row, 7)?, |peak| peak.0).ok().map(|at| peaks[at].1),
         })
     };
@@ -273,10 +274,10 @@ mod tests {
             VALUES (0, '3', 'a', 100, 1990), (1, '4', 'b', NULL, 2000);
         INSERT INTO samples VALUES (0, 1000, 0, 30), (0, 1600, 0, 90), (0, 1700, 0, NULL), (0, 1800, 0, 20),
             (1, 1100, 0, 5), (1, 900, 0, 99);
-        INSERT INTO phases VALUES (1, 'j', 0, 'step', 'step', 7, 1100, 1300, 0),
-            (2, 'j', 0, 'phase', 'forward', 7, 1110, 1210, 0), (3, 'j', 1, 'phase', 'forward', 7, 1500, 1700, 0),
-            (4, 'j', 1, 'phase', 'forward', 7, 1700, 1600, 0), (5, 'j', 1, 'phase', 'forward', 7, 1, 9000000000000000000, 0),
-            (6, 'j', 1, 'phase', 'backward', 7, 1700, 1900, 1);
+        INSERT INTO phases VALUES (1, 'j', 0, 'step', 'step', 7, 1100, 1300, 'end'),
+            (2, 'j', 0, 'phase', 'forward', 7, 1110, 1210, 'end'), (3, 'j', 1, 'phase', 'forward', 7, 1500, 1700, 'end'),
+            (4, 'j', 1, 'phase', 'forward', 7, 1700, 1600, 'end'), (5, 'j', 1, 'phase', 'forward', 7, 1, 9000000000000000000, 'end'),
+            (6, 'j', 1, 'phase', 'backward', 7, 1700, 1900, 'exit');
         INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES (1, 0, 30, 0), (1, 1, 95, 0), (2, 0, 'x', 0);
         INSERT INTO ranks (job, rank, gpus) VALUES ('j', 0, '[\"b\"]'), ('j', 1, '[\"a\"]');
         INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice', '{}', 1900, 1210,
@@ -310,8 +311,8 @@ mod tests {
         );
         let rows: Vec<_> = report.spans.rows().iter().map(|row| (row.rank, row.count, row.highest)).collect();
         assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), [(0, 1), (0, 1), (1, 1), (1, 0)]);
-        let cut: Vec<_> = report.spans.spans().iter().map(|span| span.is_cut).collect();
-        assert_eq!(cut, [false, false, false, true]);
+        let cut: Vec<_> = report.spans.spans().iter().map(|span| span.by).collect();
+        assert_eq!(cut, [EndedBy::End, EndedBy::End, EndedBy::End, EndedBy::Exit]);
         assert_eq!(rows[0].2.and_then(|highest| highest.peak_bytes), Some(95));
         assert_eq!(rows[1].2, None, "a cell that is no number");
         // The peak is GPU 3's, on which rank 1 was.
@@ -325,8 +326,8 @@ mod tests {
 
     #[test]
     fn a_file_of_before_what_a_rank_ended_was_kept_is_read() {
-        let report = with("ALTER TABLE phases DROP COLUMN is_cut").expect("a recording");
-        assert_eq!(report.spans.spans().iter().filter(|span| span.is_cut).count(), 0);
+        let report = with("ALTER TABLE phases DROP COLUMN ended_by").expect("a recording");
+        assert_eq!(report.spans.spans().iter().filter(|span| span.by != EndedBy::End).count(), 0);
         assert_eq!(report.spans.spans().len(), 4);
     }
 

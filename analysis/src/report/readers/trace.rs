@@ -9,6 +9,7 @@ use crate::report::model::{Origin, Report};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
 use crate::report::trace::Traced;
+use highwater_core::jobs::EndedBy;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
 use highwater_engine::recording::{Times, is_too_long, refuse};
@@ -81,7 +82,7 @@ fn add_kernels(trace: &Trace, rank: u32, spans: &mut Spans, room: Room, is_near:
         step: None,
         begin_ns: op.begin_ns.saturating_add(clock_ns),
         end_ns: op.end_ns.saturating_add(clock_ns),
-        is_cut: false,
+        by: EndedBy::End,
         peak_bytes: None,
     };
     // The shorter kernels are counted by GPU and name. An entry has the longest of them, their number and their total duration.
@@ -128,7 +129,7 @@ fn ended(stretch: &Stretch, rank: u32, clock_ns: i64) -> Ended {
         step: stretch.step,
         begin_ns: stretch.begin_ns.saturating_add(clock_ns),
         end_ns: stretch.end_ns.saturating_add(clock_ns),
-        is_cut: false,
+        by: EndedBy::End,
         peak_bytes: None,
     }
 }
