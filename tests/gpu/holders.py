@@ -4,7 +4,7 @@
 A job marks steps. At first it holds tensors; then it frees half of them, which its allocator keeps; then it takes memory beside its
 allocator; then a process without marks takes memory on the same GPU, and another 80 GiB at once, which must be known within three seconds: the
 driver's list of processes is read every ten seconds, and when memory rises. After each of the others, `/api/v1/gpus/0/breakdown` is compared with what the job
-knows of itself, and the parts together with all that is in use.
+knows of itself, and the parts together with all that is in use. Last, the job is killed in a phase, which must be known with its memory.
 
     HIGHWATER=target/release/highwater python3 tests/gpu/holders.py
 
@@ -71,6 +71,24 @@ def now(to: whose.Daemon) -> dict[str, Any]:
     return {**dict(zip(names, points[-1], strict=True)), "used": used}
 
 
+def killed(job: subprocess.Popen[str], to: whose.Daemon) -> tuple[str, str, bool]:
+    """Kills the job in its phase: that phase and its step must be known, with the memory that the job still held."""
+    name = to.get("/api/v1/jobs")["jobs"][0]["job"]
+    held, begun = now(to)["used"], time.monotonic()
+    job.kill()
+    job.wait(60)
+    while time.monotonic() - begun < 10:
+        last = to.get(f"/api/v1/jobs/{name}/phases?limit=2")["phases"]
+        if all(one["cut"] for one in last):
+            break
+        time.sleep(0.1)
+    text = ", ".join(f"{one['phase']} {one['gpus'][0]['peak_bytes'] / MIB:,.0f} MiB" for one in last if one["cut"])
+    is_right = sorted(one["phase"] for one in last) == ["forward", "step"] and all(
+        one["cut"] and one["gpus"][0]["peak_bytes"] == held for one in last
+    )
+    return f"killed in a phase: what ended with it, of {held / MIB:,.0f} MiB", text, is_right
+
+
 def main() -> None:
     rows: list[tuple[str, str, bool]] = []
 
@@ -125,6 +143,7 @@ def main() -> None:
                 after = time.monotonic() - taken
                 rows.append(("80 GiB at once are attributed after", f"{after:.1f} s", after < 3))
                 greedy.stdin.close()
+            rows.append(killed(job, to))
         finally:
             job.stdin.close()
             job.wait(60)
