@@ -211,6 +211,29 @@ fn ratios_and_the_end_without_a_node_are_on_the_board() {
     assert_eq!(change.ended.iter().map(|finding| finding.sign.kind).collect::<Vec<_>>(), [FindingKind::InputStall]);
 }
 
+/// The last step waits for data until it ends, or until its rank does.
+#[test]
+fn a_step_that_its_rank_ended_is_not_judged() {
+    for exits in [false, true] {
+        let (detect, join) = (Detect::new(Settings::default()), join(&["GPU-a"]));
+        let sender = Sender::new(Limits::default());
+        let at = |n: i64, ms: i64| (n + 1) * SECOND_NS + ms * MILLISECOND_NS;
+        let data = |of, at_ns| event(of, wire::Kind::Phase, "data", at_ns);
+        for n in 0..20 {
+            let [begins, ends] = step(at(n, 0), at(n, 900));
+            sender.say(&[begins, data(EventType::Begin, at(n, 0)), data(EventType::End, at(n, 1)), ends]);
+        }
+        let [begins, ends] = step(at(20, 0), at(30, 0));
+        sender.say(&[begins, data(EventType::Begin, at(20, 0))]);
+        let exit = Event::exit("j", 0, Some(7), at(30, 0));
+        sender.say(&if exits { vec![exit] } else { vec![data(EventType::End, at(29, 900)), ends] });
+        join.advance(&sender.ledger, at(40, 0));
+        let signs = detect.advance(&join, &sender.ledger, at(40, 0)).signs;
+        assert_eq!(signs.iter().any(|sign| sign.kind == FindingKind::InputStall), !exits, "{signs:?}");
+        assert!(!exits || signs.is_empty(), "{signs:?}");
+    }
+}
+
 #[test]
 fn what_was_found_ends_in_time_without_a_node_too() {
     let (detect, join) = (Detect::new(Settings::default()), join(&["GPU-a"]));
