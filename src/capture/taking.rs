@@ -9,8 +9,8 @@ use super::recorder::Start;
 use super::trigger::{Findings, Reason, Trigger};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{ChangeLog, GpuChange, GpuState};
-use highwater_core::jobs::{Ended, EndedBy, JobId, Jobs, Open, Rank};
-use highwater_core::phases::{Ledger, RankKey, attribute};
+use highwater_core::jobs::{Ended, EndedBy, JobId, Jobs, Open, Rank, Scope};
+use highwater_core::phases::{Attributed, Ledger, RankKey, attribute};
 use highwater_core::ring;
 use highwater_core::shares::Given;
 use highwater_core::wire::Kind;
@@ -33,8 +33,9 @@ const PATIENCE_NS: i64 = 2 * SECOND_NS;
 
 /// Bytes of a phase and its memory on two GPUs in the file.
 const PHASE_BYTES: usize = 256;
-/// Open phases that are written at the end, for which there is room in a file that is full: those of 64 ranks.
-const MOST_OPEN: usize = 128;
+/// Rows of what is open that are written at the end, for which there is room in a file that is full: a step and a phase of 64 ranks,
+/// with their memory.
+const MOST_OPEN_ROWS: usize = 256;
 
 /// The parts of a node that a capture reads. It does not hold the node itself, because the driver cannot be opened again
 /// while anything does.
@@ -392,23 +393,30 @@ impl Capture {
             }
             ended
         };
-        // The end of a capture may still move, so phases that end a little later are kept.
+        // The end of a capture may still move, so phases that end a little later are kept; of one that is ended early, those alone
+        // that began before.
         let latest_ns = if self.is_cut { self.end_ns } else { i64::MAX };
-        let mut within =
-            ended.iter().filter(|attributed| (self.begin_ns..=latest_ns).contains(&attributed.ended.end_ns));
+        let is_within =
+            |one: &&Arc<Attributed>| one.ended.end_ns >= self.begin_ns && one.ended.open.begin_ns <= latest_ns;
+        let mut within = ended.iter().filter(is_within);
         within.try_for_each(|attributed| self.file.phase(attributed))
     }
 
-    /// Writes the steps and phases that are open at the end, with their memory up to then.
-    fn write_open(&self, end_ns: i64) -> rusqlite::Result<()> {
-        let open: Vec<Ended> = {
-            let Some(jobs) = self.jobs() else { return Ok(()) };
-            let of_rank = |(job, number, rank)| open_of(job, number, rank, end_ns).collect::<Vec<_>>();
-            jobs.ranks().flat_map(of_rank).take(MOST_OPEN).collect()
-        };
+    /// Writes the steps and phases that are open at the end, with their memory up to then; what finds no room counts as lost.
+    fn write_open(&mut self, end_ns: i64) -> rusqlite::Result<()> {
+        let Some(open) = self.jobs().map(|jobs| open_at(&jobs, end_ns)) else { return Ok(()) };
         let uuids: Arc<[String]> = self.file.uuids().into();
-        let attribute = |ended| attribute(ended, &self.view.rings, &self.view.gpus, &uuids);
-        open.into_iter().map(attribute).try_for_each(|open| self.file.phase(&open))
+        let (count, mut rows, mut written) = (open.len(), 0, 0);
+        for ended in open {
+            rows += 1 + ended.gpus.as_ref().map_or(0, |gpus| gpus.len());
+            if rows > MOST_OPEN_ROWS {
+                break;
+            }
+            self.file.phase(&attribute(ended, &self.view.rings, &self.view.gpus, &uuids))?;
+            written += 1;
+        }
+        self.lost_phases += (count - written) as u64;
+        Ok(())
     }
 
     fn write_ranks(&mut self) -> rusqlite::Result<()> {
@@ -455,10 +463,27 @@ fn write_trigger(file: &RecordingWriter, trigger: &Trigger) -> rusqlite::Result<
     file.trigger(trigger.at_ns, trigger.reason.label(), of, (&trigger.note, &trigger.owner_text()))
 }
 
-/// What a rank has open and began before a time, as if it had ended then.
-fn open_of(job: &JobId, number: u32, rank: &Rank, end_ns: i64) -> impl Iterator<Item = Ended> {
-    let open = rank.open.iter().filter(move |open| open.kind != Kind::Layer && open.begin_ns < end_ns);
-    open.map(move |open| Ended {
+/// What ranks have open that began before a time, as if it had ended then: the innermost of each rank first, and owners in turn, so
+/// that one with many ranks takes no other's room.
+pub(super) fn open_at(jobs: &Jobs, end_ns: i64) -> Vec<Ended> {
+    let mut open = Vec::new();
+    let mut ranks_of: BTreeMap<&Scope, usize> = BTreeMap::new();
+    for (job, number, rank) in jobs.ranks() {
+        let nth = ranks_of.entry(job.scope()).or_default();
+        // No more of one owner can be written.
+        if *nth >= MOST_OPEN_ROWS {
+            continue;
+        }
+        let own = rank.open.iter().rev().filter(|open| open.kind != Kind::Layer && open.begin_ns < end_ns);
+        open.extend(own.enumerate().map(|(depth, one)| ((depth, *nth), ended_at(job, number, rank, one, end_ns))));
+        *nth += 1;
+    }
+    open.sort_by_key(|(turn, _)| *turn);
+    open.into_iter().map(|(_, ended)| ended).collect()
+}
+
+fn ended_at(job: &JobId, number: u32, rank: &Rank, open: &Open, end_ns: i64) -> Ended {
+    Ended {
         job: job.clone(),
         rank: number,
         open: Open {
@@ -473,10 +498,10 @@ fn open_of(job: &JobId, number: u32, rank: &Rank, end_ns: i64) -> impl Iterator<
             series: None,
         },
         end_ns,
-        by: EndedBy::Nothing,
+        by: EndedBy::StillOpen,
         memory: None,
         gpus: rank.gpus.clone(),
         pid: rank.pid,
         waiting: None,
-    })
+    }
 }

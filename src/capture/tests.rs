@@ -3,16 +3,16 @@
 use super::admission::Refusal;
 use super::directory::Directory;
 use super::recorder::{RecordingKind, Start};
-use super::taking::{Capture, Sent, View};
+use super::taking::{Capture, Sent, View, open_at};
 use super::trigger::{Findings, Reason, Trigger};
 use super::{CaptureSettings, Outcome, Recorder, Request};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::detect::Said;
 use highwater_core::gpu::{Device, Medium};
-use highwater_core::jobs::{Limits, Sender};
+use highwater_core::jobs::{Account, Event, Jobs, Limits, Scope, Sender};
 use highwater_core::ring;
 use highwater_core::source::{Error, Source};
-use highwater_core::wire::Annotation;
+use highwater_core::wire::{Annotation, EventType, Kind};
 use highwater_engine::intake::{Intake, LogLimits};
 use highwater_engine::node::{Node, Periods};
 use highwater_engine::recording::schema;
@@ -442,6 +442,80 @@ fn a_profile_that_finds_no_room_is_all_that_is_lost() {
     assert!(kept.contains(&0) && kept.iter().any(|rows| (1..200).contains(rows)), "{kept:?}");
 }
 
+/// A job that is killed ends its recording, which its own end reaches a little later.
+#[test]
+fn what_ends_just_after_a_recording_is_in_it_and_what_begins_then_is_not() {
+    let mut rig = Rig::new();
+    let path = rig.folder.path().join("it.sqlite");
+    rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
+    let mark =
+        |event: &str, name: &str| format!(r#"{{"event":"{event}","name":"{name}","job":"job","rank":1,"gpu":1}}"#);
+    rig.say(&mark("begin", "forward"));
+    rig.say(&mark("begin", "killed"));
+    rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
+    let now_ns = rig.clock.now_ns();
+    let mut capture = rig.capture(&path, (now_ns - SECOND_NS, now_ns + 60 * SECOND_NS), Arc::new(OneFinding));
+    capture.advance(&[], &|| ()).unwrap();
+    capture.end_now();
+    for event in [mark("begin", "later"), mark("end", "forward"), r#"{"event":"exit","job":"job","rank":1}"#.to_owned()]
+    {
+        rig.sweep(MILLISECOND_NS, [Some(7), Some(8)]);
+        rig.say(&event);
+    }
+    rig.sweep(MILLISECOND_NS, [Some(7), Some(8)]);
+    rig.node.advance(rig.intake.ledger(), rig.clock.now_ns());
+    capture.advance(&[], &|| ()).unwrap();
+    capture.finish(State::Complete).unwrap();
+    let file = schema::look(&path).unwrap();
+    let one = |sql: &str| file.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
+    assert_eq!(one("SELECT group_concat(name || ' ' || ended_by) FROM phases"), "forward end,killed exit");
+}
+
+#[test]
+fn what_is_open_takes_turns_by_owner_the_innermost_of_each_rank_first() {
+    let jobs = |count: u32| {
+        let mut jobs = Jobs::new(Limits::default());
+        let account = Account::alone();
+        let mut say = |scope: &str, rank: u32, kind: Kind, name: &str| {
+            let scope = Some(Scope::User(scope.into()));
+            let event =
+                Event { scope, event: EventType::Begin, kind, name: name.into(), ..Event::exit("j", rank, None, 1) };
+            jobs.take(&event, &account, 1).expect("taken");
+        };
+        for rank in 0..count {
+            say("1", rank, Kind::Step, "step");
+            say("1", rank, Kind::Phase, "forward");
+        }
+        say("2", 0, Kind::Phase, "hangs");
+        jobs
+    };
+    let open: Vec<String> =
+        open_at(&jobs(3), 9).iter().map(|one| format!("{} {} {}", one.job.text(), one.rank, one.open.name)).collect();
+    assert_eq!(open.len(), 7);
+    assert!(open[..2].iter().any(|one| one.ends_with("0 hangs")), "{open:?}");
+    assert!(open[..4].iter().all(|one| !one.ends_with("step")), "the innermost first: {open:?}");
+    assert!(open_at(&jobs(3), 1).is_empty(), "begun before the end");
+}
+
+#[test]
+fn what_is_open_and_finds_no_room_counts_as_lost() {
+    let mut rig = Rig::new();
+    let path = rig.folder.path().join("it.sqlite");
+    rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
+    for rank in 0..130 {
+        rig.say(&format!(r#"{{"event":"begin","name":"forward","job":"job","rank":{rank},"gpu":1}}"#));
+    }
+    rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
+    let now_ns = rig.clock.now_ns();
+    let mut capture = rig.capture(&path, (now_ns - SECOND_NS, now_ns), Arc::new(OneFinding));
+    capture.advance(&[], &|| ()).unwrap();
+    capture.finish(State::Complete).unwrap();
+    let file = schema::look(&path).unwrap();
+    let number = |sql: &str| file.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(number("SELECT count(*) FROM phases"), 128, "with as many rows of memory");
+    assert_eq!(number("SELECT value FROM meta WHERE key = 'phases_lost'"), 2);
+}
+
 #[test]
 fn what_jobs_said_before_and_after_is_reported_with_phases_ranks_and_findings() {
     let mut rig = Rig::new();
@@ -488,7 +562,7 @@ fn what_jobs_said_before_and_after_is_reported_with_phases_ranks_and_findings() 
     );
     let open = "SELECT group_concat(name || ' ' || ended_by || ' ' || peak_bytes || ' ' || ((end_ns - begin_ns) / 1000000)) FROM phases
         JOIN phase_memory ON phase = id ORDER BY id";
-    assert_eq!(one(open), "forward end 50 50,backward nothing 50 5", "what is open ends with the capture");
+    assert_eq!(one(open), "forward end 50 50,backward open 50 5", "what is open ends with the capture");
     assert_eq!(one("SELECT job || rank || gpus FROM ranks"), r#"job1["GPU-1"]"#);
     assert_eq!(one("SELECT kind || id || evidence FROM findings"), r#"allocator_thrash9{"drop_bytes":9}"#);
     assert_eq!(

@@ -187,6 +187,10 @@ fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
     assert_eq!(browser.value("performance.getEntriesByType('resource').length"), json!(0));
     let shown = browser.value("document.body.innerText");
     assert!(shown.as_str().is_some_and(|shown| shown.contains(evil)), "{shown}");
+    // What ended it is in words, by a number that the page and the recording have in common.
+    let cut = "highwaterChart.lanes.flatMap((lane) => [...lane.begin].map((_, at) => lane.text(at))).filter((text) => text.includes('until the rank ended'))";
+    let cut = browser.value(cut);
+    assert!(cut.as_array().is_some_and(|cut| cut.len() == 1) && cut.to_string().contains(evil), "{cut}");
     // The page's own policy refuses what a page could still be made to ask for.
     let refused = "fetch('https://example.com/').then(() => 'sent', () => 'refused')";
     assert_eq!(browser.value(refused), json!("refused"));

@@ -171,6 +171,8 @@ fn durations(report: &Report, by_job: bool) -> Measured {
         durations.extend(of_one);
         *most = (*most).max(durations.len() - before);
     };
+    // What its rank ended has a row, and no duration.
+    let ended = || report.spans.rows().iter().filter(|row| row.count > 0);
     if let Some(traced) = &report.trace {
         for device in traced.analysis.steps.iter().map(|step| step.device).collect::<BTreeSet<_>>() {
             let steps = || traced.analysis.steps.iter().filter(|step| step.step.is_some() && step.device == device);
@@ -189,8 +191,8 @@ fn durations(report: &Report, by_job: bool) -> Measured {
             of("idle for the host", |step| step.idle.host_ns);
             of("idle otherwise", |step| step.idle.other_ns);
         }
-    } else if report.spans.rows().iter().any(|row| row.kind == Kind::Step) {
-        for row in report.spans.rows().iter().filter(|row| row.kind != Kind::Layer) {
+    } else if ended().any(|row| row.kind == Kind::Step) {
+        for row in ended().filter(|row| row.kind != Kind::Layer) {
             let name = if row.kind == Kind::Step { STEP } else { row.name.as_str() };
             let job = by_job.then(|| report.spans.rank(row.rank).0.to_owned());
             add((job, name.to_owned()), &mut row.sample.durations_ns());
@@ -327,6 +329,20 @@ mod tests {
     /// 100 steps around a duration; every tenth is ten times as long.
     fn around(backward: i64) -> impl Iterator<Item = (i64, i64)> {
         (0..100).map(move |nth| if nth % 10 == 0 { (500, 10 * backward) } else { (50 + nth % 3, backward + nth % 5) })
+    }
+
+    #[test]
+    fn a_recording_in_which_no_step_ended_has_no_durations() {
+        for (by, has_some) in [(EndedBy::End, true), (EndedBy::Exit, false), (EndedBy::StillOpen, false)] {
+            let mut spans = Spans::new(9, Vec::new());
+            for (kind, name) in [(Kind::Step, "step"), (Kind::Phase, "forward")] {
+                let (job, name, peak_bytes) = ("j".to_owned(), name.to_owned(), None);
+                spans.push(Ended { job, rank: 0, kind, name, step: None, begin_ns: 0, end_ns: 9, by, peak_bytes });
+            }
+            spans.finish();
+            let (order, _) = durations(&Report { spans, ..hand::report("a", &[]) }, false);
+            assert_eq!(!order.is_empty(), has_some, "{by:?}");
+        }
     }
 
     #[test]

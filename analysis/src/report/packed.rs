@@ -117,6 +117,7 @@ fn spans(report: &Report, numbers: &mut Numbers) {
         last_us = at_us;
     }
     spans.iter().for_each(|span| numbers.push((span.duration_ns() / MICROSECOND_NS).max(0).unsigned_abs()));
+    // The numbers of what ended it are those of the page: OPEN and CUT in viewer/lanes.js.
     spans.iter().for_each(|span| numbers.push((span.row as u64) << 2 | span.by as u64));
     let mut last_step = 0;
     spans.iter().for_each(|span| numbers.change(span.step, &mut last_step));

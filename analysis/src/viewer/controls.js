@@ -113,7 +113,7 @@ function nextFinding(chart) {
 // The step at the cursor, of the first rank that is in one.
 function inspectStep(chart) {
   const seconds = chart.center(), lane = chart.lanes.find((one) => one.at(seconds).some((span) => one.of[span].kind === "step" && !one.open?.[span]));
-  if (!lane) { chart.say("No rank in the chart is in a step at the cursor that has ended."); return; }
+  if (!lane) { chart.say("No rank in the chart is in a step at the cursor that ended by itself."); return; }
   chart.cursor = seconds;
   chart.painter.cursor();
   chart.inspect(lane, seconds);
@@ -178,7 +178,7 @@ function chartTables(chart) {
   const spans = chart.lanes.flatMap((lane) => [...lane.within(chart.view)].map((span) => ({ lane, span })));
   spans.sort((a, b) => a.lane.begin[a.span] + a.lane.shift - b.lane.begin[b.span] - b.lane.shift);
   const rows = spans.slice(0, MOST_ROWS).map(({ lane, span }) => [lane.label(span), lane.name,
-    chart.axis.moment(lane.begin[span] + lane.shift), duration(lane.end[span] - lane.begin[span]), gib(lane.peak[span])]);
+    chart.axis.moment(lane.begin[span] + lane.shift), duration(lane.end[span] - lane.begin[span]) + LENGTHS[lane.open?.[span] ?? 0], gib(lane.peak[span])]);
   const part = duration((to - from) / count), left = spans.length - rows.length;
   return [
     table(`Memory, lowest and highest in every ${part}${chart.axis.day ? `, on ${chart.axis.day(from)}` : ""}`, ["from", ...shown.flatMap((one) => [`${one.name} lowest`, "highest"])], parts),

@@ -4,7 +4,7 @@
 const LANE = 17, LAYER = 15;
 // Maximum number of rows of a lane for overlapping spans of one kind.
 const MOST_NESTED = 4;
-// Why a span has no end of its own.
+// Why a span has no end of its own; reports have these numbers from EndedBy.
 const OPEN = 1, CUT = 2, LENGTHS = ["", " so far", ", until the rank ended"];
 
 // The colours of phases, --p0 to --p7 of the style: any two differ for colour-blind eyes too. The usual names have the same ones on

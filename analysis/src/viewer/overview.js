@@ -62,8 +62,8 @@ class Overview {
   paint() {
     const { chart } = this, shown = chart.series.filter((one) => one.shown), across = this.place.clientWidth, color = chart.painter.color;
     if (!across) return;
-    // A curve begins earlier once its past has arrived.
-    const curves = shown.map(({ name, curve }) => `${name} ${curve.begin}`), now = performance.now();
+    // A curve begins earlier, or has more parts, once its past has arrived.
+    const curves = shown.map(({ name, curve }) => `${name} ${curve.begin} ${curve.parts}`), now = performance.now();
     const state = `${across} ${devicePixelRatio} ${color("--ground")} ${curves} ${chart.findings.length} ${chart.bounds[0]}`;
     if (this.drawn?.state !== state || (this.drawn.last !== chart.bounds[1] && now - this.drawn.at > OVERVIEW_MS)) {
       this.drawn = { state, at: now, last: chart.bounds[1] };

@@ -50,11 +50,12 @@ use std::sync::Arc;
 #[serde(rename_all = "lowercase")]
 pub enum EndedBy {
     /// Its own end event.
-    End,
-    /// Nothing: it is open. An allocation has failed in it, and its memory up to then is to count; or a recording ends.
-    Nothing,
+    End = 0,
+    /// Nothing yet: it is open. An allocation has failed in it, and its memory up to then is to count; or a recording ends.
+    #[serde(rename = "open")]
+    StillOpen = 1,
     /// Its rank, which ended while it was open: how long it would have taken is not known.
-    Exit,
+    Exit = 2,
 }
 
 /// A step, phase or layer that has ended.
@@ -396,10 +397,12 @@ impl Jobs {
         self.left.exited += closed.exited;
         self.layer_records_dropped += closed.records_dropped;
         let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
-        let by = if event.event == EventType::Exit { EndedBy::Exit } else { EndedBy::Nothing };
+        let by = if event.event == EventType::Exit { EndedBy::Exit } else { EndedBy::StillOpen };
         for mut open in closed.cut.into_iter().filter(|open| open.begin_ns <= end_ns) {
             let is_held = open.held.is_some() || account.may_hold(Resource::Bytes, OPEN_BYTES).is_ok();
-            if is_held && account.may_hold(Resource::Pending, 1).is_ok() {
+            let has_room = is_held && account.may_hold(Resource::Pending, 1).is_ok();
+            self.left.overflow += u64::from(!has_room && by == EndedBy::Exit);
+            if has_room {
                 open.held.get_or_insert_with(|| account.hold(Resource::Bytes, OPEN_BYTES));
                 let (job, gpus, waiting) = (job.clone(), gpus.clone(), Some(account.hold(Resource::Pending, 1)));
                 self.pending.push_back(Ended { job, rank, open, end_ns, by, memory, gpus, pid, waiting });

@@ -149,7 +149,7 @@ impl Log {
         } else {
             stats.record_cut(&attributed);
         }
-        if ended.by == EndedBy::Nothing {
+        if ended.by == EndedBy::StillOpen {
             return;
         }
         if ended.open.kind == Kind::Layer {

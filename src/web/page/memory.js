@@ -57,6 +57,8 @@ class Memory {
 
   get begin() { return Math.min(this.overview?.begin ?? Infinity, this.tail.begin, ...[...this.archive.values()].map(({ from }) => from)); }
   get end() { return this.tail.end; }
+  // How many parts of the past are here: what is drawn of it changes with them.
+  get parts() { return [this.overview, ...[...this.archive.values()].map(({ curve }) => curve)].filter(Boolean).length; }
 
   // What an event says: changes until a time. The first point is the value that held when the last event ended. `present`
   // is the event's own time, which goes on where a GPU does not answer.

@@ -63,9 +63,9 @@ class Search {
   phases(ranks, at) {
     const { feed } = this.live, longest = new Map();
     for (const one of ranks) {
-      const { id, job, rank } = one, { begin, end, of } = one.between(-Infinity, Infinity).columns;
+      const { id, job, rank } = one, { begin, end, of, open } = one.between(-Infinity, Infinity).columns;
       for (let i = 0; i < begin.length; i++) {
-        if (of[i].kind !== "phase") continue;
+        if (of[i].kind !== "phase" || open[i]) continue;
         const key = `${of[i].name} ${id}`, known = longest.get(key);
         if (!known || end[i] - begin[i] > known.long) longest.set(key, { name: of[i].name, id, job, rank, begin: begin[i], long: end[i] - begin[i] });
       }

@@ -78,7 +78,7 @@ fn a_failed_allocation_keeps_the_memory_of_the_phases_in_which_it_fails() {
     say(&mut jobs, &account, &oom);
     let ended = jobs.take_ended(i64::MAX, 9);
     let known = ended.iter().map(|ended| (&*ended.open.name, ended.by, ended.end_ns, ended.gpus.as_deref()));
-    assert_eq!(known.collect::<Vec<_>>(), [("b", EndedBy::Nothing, 4, Some([3].as_slice()))]);
+    assert_eq!(known.collect::<Vec<_>>(), [("b", EndedBy::StillOpen, 4, Some([3].as_slice()))]);
     // It goes on, and ends or does not.
     assert_eq!((rank(&jobs).open.len(), jobs.left().exited), (1, 0));
     let series = account.holds(Resource::Series);

@@ -178,7 +178,7 @@ fn of_a_phase_that_its_rank_ended_or_that_goes_on_the_peak_counts_and_no_time() 
     log.record(ended(&account, Kind::Phase, "forward", 0, 3));
     let counted = log.attributions();
     let mut cut = ended(&account, Kind::Phase, "forward", 0, 4);
-    (cut.ended.by, cut.gpus[0].peak_bytes, cut.gpus[0].end_bytes) = (EndedBy::Nothing, Some(140), Some(0));
+    (cut.ended.by, cut.gpus[0].peak_bytes, cut.gpus[0].end_bytes) = (EndedBy::StillOpen, Some(140), Some(0));
     log.record(cut);
     let forward = &of_key(&log, 0).phases["forward"];
     assert_eq!((forward.peak_bytes, forward.peak_max_bytes(4_010, 15)), (Some(140), Some(140)));
