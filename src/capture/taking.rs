@@ -486,17 +486,7 @@ fn ended_at(job: &JobId, number: u32, rank: &Rank, open: &Open, end_ns: i64) -> 
     Ended {
         job: job.clone(),
         rank: number,
-        open: Open {
-            kind: open.kind,
-            name: Arc::clone(&open.name),
-            step: open.step,
-            begin_ns: open.begin_ns,
-            memory: open.memory,
-            attributes: None,
-            by: open.by,
-            held: None,
-            series: None,
-        },
+        open: open.bare(),
         end_ns,
         by: EndedBy::StillOpen,
         memory: None,

@@ -522,24 +522,29 @@ fn substitute(expression: &str, node: &Daemon, scraper: &Scraper) -> String {
     let jobs: BTreeSet<&str> =
         jobs.iter().filter_map(|job| job.labels.get("training_job")).map(String::as_str).collect();
     let jobs: Vec<&str> = jobs.into_iter().collect();
-    [
+    let values = [
         ("$__rate_interval", "10s"),
         ("$__range_s", "3600"),
         ("$__range", "1h"),
         ("$__interval", "30s"),
         ("$instance", instance),
-        ("$node_gpu", ".+"),
         ("$node", instance),
-        ("$namespace", ".*"),
-        ("$user", ".*"),
         ("$job", &jobs.join("|")),
         ("$window", "15s"),
-        ("$gpu", ".+"),
-        ("$rank", ".+"),
-        ("$phase", ".+"),
-    ]
-    .into_iter()
-    .fold(expression.to_owned(), |text, (name, value)| text.replace(name, value))
+    ];
+    filled(expression, &values)
+}
+
+/// `expression` as Grafana sends it: with these values of variables, and with all of every other.
+pub fn filled(expression: &str, values: &[(&str, &str)]) -> String {
+    let all = ["$instance", "$node_gpu", "$gpu", "$rank", "$phase"].map(|name| (name, ".+"));
+    // Of what may have none.
+    let any = ["$namespace", "$user"].map(|name| (name, ".*"));
+    let others = all.into_iter().chain(any).filter(|(name, _)| values.iter().all(|(chosen, _)| chosen != name));
+    let mut names: Vec<_> = values.iter().copied().chain(others).collect();
+    // One name is the begin of another.
+    names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
+    names.into_iter().fold(expression.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
 /// All of them, sorted by the names of their files.

@@ -4,6 +4,7 @@
 //! Time is simulated and ends now: the parts are the daemon's own, without its threads.
 
 use crate::browser::{Browser, Theme};
+use crate::dashboards::{dashboards, filled, text};
 use crate::scraper::Scraper;
 use crate::tools;
 use highwater::capture::Recorder;
@@ -216,19 +217,14 @@ fn in_order_of_families(scraped: &str) -> String {
 
 /// What marks incidents on each dashboard: its file, the expression as Grafana sends it, and the step.
 fn annotations() -> Vec<(String, String, String)> {
-    let boards = crate::dashboards::dashboards().into_iter();
+    let boards = dashboards().into_iter();
     let marks = boards.flat_map(|board| {
         let marks = board.json["annotations"]["list"].as_array().cloned().unwrap_or_default();
         marks.into_iter().map(move |mark| (board.file.to_string(), mark))
     });
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let filled = |mark: &Value| {
-        let names =
-            [("$__interval", "15s"), ("$instance", ".+"), ("$namespace", ".*"), ("$user", ".*"), ("$job", "wide")];
-        names.iter().fold(text(&mark["expr"]), |expression, (name, value)| expression.replace(name, value))
-    };
+    let sent = |mark: &Value| filled(text(&mark["expr"]), &[("$__interval", "15s"), ("$job", "wide")]);
     let of_incidents = marks.filter(|(_, mark)| mark["name"] == "Incidents");
-    of_incidents.map(|(file, mark)| (file, filled(&mark), text(&mark["step"]))).collect()
+    of_incidents.map(|(file, mark)| (file, sent(&mark), text(&mark["step"]).to_owned())).collect()
 }
 
 /// The marks of each series, as Grafana makes them: times that are at most a step apart are one.

@@ -2,7 +2,7 @@
 //! and with native histograms.
 
 use crate::daemon::Daemon;
-use crate::dashboards::{Dashboard, dashboards, panels, text};
+use crate::dashboards::{Dashboard, dashboards, filled, panels, text};
 use crate::scraper::{Sample, Scraper};
 use crate::tools;
 use serde_json::Value;
@@ -816,29 +816,6 @@ fn row_of<'a>(known: &[&'a Sample], labels: &[&str], names: &[String]) -> Option
         .find(|sample| labels.iter().zip(names).all(|(label, name)| sample.labels.get(*label) == Some(name)))
 }
 
-/// A query as Grafana sends it, with all nodes, GPUs, ranks and phases chosen.
-fn filled(expression: &str, node: &str) -> String {
-    let (recent, range, window) = (format!("{RECENT_S}s"), format!("{RANGE_S}s"), format!("{WINDOW_S}s"));
-    [
-        ("$__rate_interval", recent.as_str()),
-        ("$__range_s", &RANGE_S.to_string()),
-        ("$__range", &range),
-        ("$__interval", &recent),
-        ("$instance", ".+"),
-        ("$node_gpu", ".+"),
-        ("$node", node),
-        ("$namespace", ".*"),
-        ("$user", ".*"),
-        ("$job", "even"),
-        ("$window", &window),
-        ("$gpu", ".+"),
-        ("$rank", ".+"),
-        ("$phase", ".+"),
-    ]
-    .into_iter()
-    .fold(expression.to_owned(), |text, (name, value)| text.replace(name, value))
-}
-
 fn configuration(nodes: &[String], lines: &str) -> String {
     let targets: Vec<String> = nodes.iter().map(|address| format!("{address:?}")).collect();
     format!(
@@ -895,6 +872,17 @@ fn every_panel_is_within_a_tenth_of_the_truth_on_1_16_and_64_nodes() {
         }
     }
     let truth = ask(&daemons, &seen, findings);
+    let (recent, range, range_s) = (format!("{RECENT_S}s"), format!("{RANGE_S}s"), RANGE_S.to_string());
+    let window = format!("{WINDOW_S}s");
+    let chosen = [
+        ("$__rate_interval", recent.as_str()),
+        ("$__range_s", &range_s),
+        ("$__range", &range),
+        ("$__interval", &recent),
+        ("$node", &nodes[0]),
+        ("$job", "even"),
+        ("$window", &window),
+    ];
     let (mut problems, mut compared, mut elsewhere) = (String::new(), 0, BTreeSet::new());
     for (size, is_native, scraper) in &scrapers {
         let truth = truth.of(*size);
@@ -917,7 +905,7 @@ fn every_panel_is_within_a_tenth_of_the_truth_on_1_16_and_64_nodes() {
                         continue;
                     }
                     compared += 1;
-                    let expression = filled(text(&target["expr"]), &nodes[0]);
+                    let expression = filled(text(&target["expr"]), &chosen);
                     let samples = scraper.query_at(&expression, truth.now_s);
                     if let Some(difference) = differs(&samples, &wanted, *is_native) {
                         let _ = writeln!(problems, "{what}: {difference}");

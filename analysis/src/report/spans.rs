@@ -64,7 +64,7 @@ pub struct Row {
     pub sample: Sample,
     /// The longest; `None` if none ended.
     pub longest: Option<Span>,
-    /// The one with the highest peak, also of those that did not end; `None` if the memory of none is known.
+    /// The span with the highest peak, whether or not it ended; `None` if the memory of no span is known.
     pub highest: Option<Span>,
 }
 

@@ -1,6 +1,9 @@
 "use strict";
 // Elements of a page. All text is set as text, never as HTML.
 
+// Of incidents and findings, the worst first.
+const SEVERITIES = ["critical", "warning", "info"];
+
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {

@@ -46,7 +46,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// What ended a step, phase or layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndedBy {
     /// Its own end event.

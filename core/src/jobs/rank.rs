@@ -36,6 +36,16 @@ pub struct Open {
     pub series: Option<SeriesPlace>,
 }
 
+impl Open {
+    /// A copy without its attributes and reservations.
+    #[must_use]
+    pub fn bare(&self) -> Self {
+        let (name, attributes, held, series) = (Arc::clone(&self.name), None, None, None);
+        let &Self { kind, step, begin_ns, memory, by, .. } = self;
+        Self { kind, name, step, begin_ns, memory, attributes, by, held, series }
+    }
+}
+
 /// A phase's series and their bytes, on its owner's account.
 pub type SeriesPlace = [Reservation; 2];
 
@@ -405,17 +415,14 @@ impl Rank {
         Closed { exited, cut, gpus: self.gpus.take(), ..Closed::default() }
     }
 
-    /// Copies of the phases that are open, with their names and begins alone.
+    /// Copies of the phases that are open.
     fn open_phases(&mut self) -> Vec<Open> {
-        let mut phases = Vec::new();
-        for phase in self.open.iter_mut().filter(|open| open.kind == Kind::Phase) {
+        let phases = self.open.iter_mut().filter(|open| open.kind == Kind::Phase);
+        let copied = phases.map(|phase| {
             keep_series(&mut self.series, phase);
-            let (name, by) = (Arc::clone(&phase.name), phase.by);
-            let (memory, attributes, held, series) = (None, None, None, None);
-            let (kind, step, begin_ns) = (phase.kind, phase.step, phase.begin_ns);
-            phases.push(Open { kind, name, step, begin_ns, memory, attributes, by, held, series });
-        }
-        phases
+            phase.bare()
+        });
+        copied.collect()
     }
 
     /// Notes the sender of an event. Returns the sender if it was just promoted: it sent two events in a row.

@@ -143,14 +143,13 @@ impl Log {
     pub fn record(&mut self, attributed: Attributed) {
         let ended = &attributed.ended;
         let stats = self.ranks.entry((ended.job.clone(), ended.rank)).or_default();
-        if ended.by == EndedBy::End {
-            self.attributions.add(&attributed);
-            self.layers_unkept += u64::from(!stats.record(&attributed));
-        } else {
-            stats.record_cut(&attributed);
-        }
-        if ended.by == EndedBy::StillOpen {
-            return;
+        match ended.by {
+            EndedBy::End => {
+                self.attributions.add(&attributed);
+                self.layers_unkept += u64::from(!stats.record(&attributed));
+            }
+            EndedBy::Exit => stats.record_cut(&attributed),
+            EndedBy::StillOpen => return stats.record_cut(&attributed),
         }
         if ended.open.kind == Kind::Layer {
             self.layers.push(attributed);

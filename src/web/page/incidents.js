@@ -4,7 +4,6 @@
 
 // How long an incident that is over stays above the chart, seconds, and how many stand there.
 const RECENT = 600, MOST_ABOVE = 3;
-const SEVERITIES = ["critical", "warning", "info"];
 
 // Those that go on first, then by severity, the newest first.
 function ordered(incidents) {

@@ -1,7 +1,8 @@
 "use strict";
 // The parts of the live page as elements: GPUs, jobs, findings, captures; incidents.js has those. Every entity has a link to its own page.
 
-const link = (path, text) => element("a", { href: `#/${path.map(encodeURIComponent).join("/")}` }, text);
+const hrefOf = (path) => `#/${path.map(encodeURIComponent).join("/")}`;
+const link = (path, text) => element("a", { href: hrefOf(path) }, text);
 const ratio = (value, digits = 0) => value === null || value === undefined ? "not known" : `${(value * 100).toFixed(digits)} %`;
 const unit = (value, name, digits = 0) => value === null || value === undefined ? "not known" : `${value.toFixed(digits)} ${name}`;
 // Local time as on the chart's axis, with its date: a Swede writes it so.

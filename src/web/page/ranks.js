@@ -38,6 +38,11 @@ class Spans {
     this.longest = Math.max(this.longest, end - begin);
   }
 
+  // Adds one as the daemon sends it; `at` turns its times into seconds of the page.
+  take(span, at) {
+    this.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name), span.cut ? CUT : 0, span.id);
+  }
+
   forget(less) { for (const column of Object.values(this.columns)) column.splice(0, less); }
 
   // A copy of those that may be in an interval: the longest span bounds how far back one can begin.
@@ -114,7 +119,7 @@ class Ranks {
         last = Math.max(last, span.id);
         // The first event's spans begin somewhere: what ended before is requested.
         if (isFirst) this.since = Math.min(this.since, at(span.end_us));
-        rank.spans.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name), span.cut ? CUT : 0, span.id);
+        rank.spans.take(span, at);
       }
     }
     if (isFirst && this.since === Infinity) this.since = at(0);
@@ -147,7 +152,7 @@ class Ranks {
       rank.past = new Spans();
       for (const span of one.spans) {
         // Those that the stream has brought are there already.
-        if (!known.has(span.id)) rank.past.push(one.at(span.begin_us), one.at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name), span.cut ? CUT : 0);
+        if (!known.has(span.id)) rank.past.take(span, one.at);
       }
     }
     this.past = { from: begin, to: end, width: end - begin, leftOut, isThinned, shown: new Set(shown) };

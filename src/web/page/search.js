@@ -49,18 +49,18 @@ class Search {
 
   // All that can be found: { kind, name, more, href }.
   all() {
-    const { feed } = this.live, at = (...path) => `#/${path.map((part) => encodeURIComponent(part)).join("/")}`;
+    const { feed } = this.live;
     const ranks = feed.ranks.list(), jobs = new Map([...feed.jobs.map(({ id, job }) => [id, job]), ...ranks.map(({ id, job }) => [id, job])]);
-    return [...[...feed.gpus.values()].map(({ gpu, uuid, name, pci }) => ({ kind: name ?? "GPU", name: `GPU ${gpu}`, more: `${uuid} ${pci ?? ""} ${name ?? ""}`, href: at("gpu", gpu) })),
-      ...[...jobs].map(([id, job]) => ({ kind: "job", name: job, href: at("job", id) })),
-      ...ranks.map(({ id, job, rank, gpus }) => ({ kind: gpus.length ? `rank, on GPU ${gpus.map((uuid) => gpuName(feed, uuid)).join(", ")}` : "rank", name: `${job} rank ${rank}`, href: at("job", id, rank) })),
-      ...this.phases(ranks, at),
-      ...feed.findings.map(({ id, finding, what, job, gpu }) => ({ kind: `finding: ${what}`, name: `${finding} ${id}`, more: `${job ?? ""} ${gpu === null ? "" : `GPU ${gpu}`}`, href: at("finding", id) })),
-      ...feed.captures.captures.map(({ id, reasons }) => ({ kind: `capture of ${reasons.join(", ")}`, name: id, href: at("capture", id) }))];
+    return [...[...feed.gpus.values()].map(({ gpu, uuid, name, pci }) => ({ kind: name ?? "GPU", name: `GPU ${gpu}`, more: `${uuid} ${pci ?? ""} ${name ?? ""}`, href: hrefOf(["gpu", gpu]) })),
+      ...[...jobs].map(([id, job]) => ({ kind: "job", name: job, href: hrefOf(["job", id]) })),
+      ...ranks.map(({ id, job, rank, gpus }) => ({ kind: gpus.length ? `rank, on GPU ${gpus.map((uuid) => gpuName(feed, uuid)).join(", ")}` : "rank", name: `${job} rank ${rank}`, href: hrefOf(["job", id, rank]) })),
+      ...this.phases(ranks),
+      ...feed.findings.map(({ id, finding, what, job, gpu }) => ({ kind: `finding: ${what}`, name: `${finding} ${id}`, more: `${job ?? ""} ${gpu === null ? "" : `GPU ${gpu}`}`, href: hrefOf(["finding", id]) })),
+      ...feed.captures.captures.map(({ id, reasons }) => ({ kind: `capture of ${reasons.join(", ")}`, name: id, href: hrefOf(["capture", id]) }))];
   }
 
   // Each phase of a job: its longest that the page has, as a view around it.
-  phases(ranks, at) {
+  phases(ranks) {
     const { feed } = this.live, longest = new Map();
     for (const one of ranks) {
       const { id, job, rank } = one, { begin, end, of, open } = one.between(-Infinity, Infinity).columns;
@@ -72,6 +72,6 @@ class Search {
     }
     const ms = (seconds) => (feed.originMs + seconds * 1e3).toFixed(3);
     return [...longest.values()].map(({ name, id, job, rank, begin, long }) => ({ kind: `phase, its longest of late took ${duration(long)} on rank ${rank}`, name: `${name} of ${job}`,
-      href: `${at("job", id, rank)}?from=${ms(begin - long)}&to=${ms(begin + 2 * long)}` }));
+      href: `${hrefOf(["job", id, rank])}?from=${ms(begin - long)}&to=${ms(begin + 2 * long)}` }));
   }
 }

@@ -220,7 +220,7 @@ function findings(report, chart) {
     for (const text of recording.advice) advice.push(element("section", { class: "found info" },
       element("p", {}, element("strong", {}, report.recordings.length > 1 ? `${recording.name}: advice` : "Advice")), element("p", {}, text)));
   }
-  const rank = ([severity]) => (["critical", "warning"].indexOf(severity) + 3) % 3, worst = [...made].sort((a, b) => rank(a) - rank(b)).filter((one) => rank(one) < 2).slice(0, MOST_ABOVE);
+  const rank = ([severity]) => SEVERITIES.indexOf(lookOf(severity)), worst = [...made].sort((a, b) => rank(a) - rank(b)).filter((one) => rank(one) < 2).slice(0, MOST_ABOVE);
   const panels = (some) => some.map(([, panel]) => panel), rest = [...panels(made.filter((one) => !worst.includes(one))), ...advice];
   return { above: worst.length ? [element("h2", {}, "Findings"), ...panels(worst)] : [],
     below: rest.length ? [element("h2", {}, worst.length ? "Further findings and advice" : "Findings"), ...rest] : [] };
