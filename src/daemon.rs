@@ -11,10 +11,13 @@ mod listeners;
 mod live;
 #[cfg(test)]
 mod neighbours;
+mod parts;
 mod playback;
 mod readers;
 mod recording;
+mod shared;
 mod sockets;
+mod threads;
 
 #[cfg(test)]
 mod bounds;
@@ -24,38 +27,29 @@ use crate::config::{Settings, SourceSpec};
 use crate::export::otlp;
 use crate::heap;
 use crate::metrics::{Collect, Snapshots};
-use crate::sim::Scenario;
 use crate::web::Site;
 use crate::web::annotations::Access;
 use anyhow::Context as _;
-use finding_log::FindingLog;
-use highwater_core::clock::{Clock, Live, park_for};
-use highwater_core::detect::Detect;
+use highwater_core::clock::{Clock, Live};
 use highwater_core::gpu::Processes;
 use highwater_core::source::provenance::is_simulated;
 use highwater_engine::dial::{Dial, Tcp};
 use highwater_engine::files::Folder;
 use highwater_engine::intake::Intake;
-use highwater_engine::node::{Node, Slot};
 use highwater_engine::place::kubelet::Kubelet;
-use highwater_engine::sample::{Budget, FastLaneSettings};
-use highwater_engine::shared_state::SharedState;
 use listeners::{Listeners, Servers};
+use parts::{ask_kubelet, intake, scenario, state};
 use playback::Playback;
 pub use readers::Readers;
 pub use recording::{OutputFormat, Recording, Unrecorded};
+use shared::SharedParts;
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
-
-/// How long shutdown waits for threads. A thread that hangs in the driver never ends.
-const DRAIN: Duration = Duration::from_millis(1500);
-/// How long requests in progress may take at shutdown.
-const HTTP_DRAIN: Duration = Duration::from_millis(500);
+use std::thread::JoinHandle;
+use threads::{DRAIN, HTTP_DRAIN, join_all, spawn, spawn_watched};
 
 /// A running daemon.
 pub struct Daemon {
@@ -72,17 +66,6 @@ pub struct Daemon {
     stop_otlp: Option<tokio::sync::oneshot::Sender<()>>,
     /// Closes when the thread that reads the source ends.
     reading: tokio::sync::oneshot::Receiver<()>,
-}
-
-/// The parts that every thread shares.
-#[derive(Clone)]
-struct Shared {
-    settings: Arc<Settings>,
-    state: SharedState,
-    intake: Arc<Intake>,
-    processes: Arc<Processes>,
-    recorder: Recorder,
-    stop: Arc<AtomicBool>,
 }
 
 /// Builds the daemon and starts it. Must be called on a tokio runtime.
@@ -113,7 +96,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
     let snapshots = Snapshots { state: state.clone(), processes: settings.processes, parts };
     let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone());
-    let shared = Shared { settings: Arc::new(settings), state, intake, processes, recorder, stop: Arc::clone(&stop) };
+    let shared =
+        SharedParts { settings: Arc::new(settings), state, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
     // Started first, because its settings may be wrong.
@@ -150,58 +134,6 @@ impl Drop for StopOnError {
             self.intake.end_readers();
         }
     }
-}
-
-/// Builds the intake, and starts its first `hw-peer` thread, which reads senders' processes.
-fn intake(
-    settings: &Settings,
-    clock: &Arc<dyn Clock>,
-    live: &Arc<dyn Clock>,
-    processes: &Arc<Processes>,
-    kubelet: Option<Arc<Kubelet>>,
-) -> anyhow::Result<Arc<Intake>> {
-    let intake = Intake::new(settings.limits, Arc::clone(clock), Arc::clone(processes));
-    let intake = intake.with_log(settings.captures.event_log()).with_kubelet(kubelet).with_live_clock(Arc::clone(live));
-    let intake = intake.with_cgroups(settings.cgroups.clone());
-    let intake = Arc::new(intake);
-    intake.start_reader().context("cannot start the thread that reads senders' processes")?;
-    Ok(intake)
-}
-
-/// Makes every annotation of a job a sign that its GPUs are in use, so that they are read at the full rate.
-fn note_annotated_gpus(intake: &Intake, slot: &Arc<Slot>) {
-    let slot = Arc::clone(slot);
-    intake.on_gpus(Box::new(move |positions, at_ns| {
-        let Some(node) = slot.node() else { return };
-        positions.iter().filter_map(|position| node.gpus.get(*position)).for_each(|gpu| gpu.note_annotation(at_ns));
-    }));
-}
-
-/// Builds the state that readers share. Its slot stays empty until the source is open.
-fn state(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> SharedState {
-    let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
-    note_annotated_gpus(intake, &slot);
-    SharedState {
-        slot,
-        ledger: Arc::clone(intake.ledger()),
-        findings: Arc::new(Detect::new(settings.detect.clone())),
-        clock,
-    }
-}
-
-/// Starts the thread that asks the kubelet, if its socket is set. It uses the live clock even in a replay, because the
-/// kubelet's answers are about the present.
-fn ask_kubelet(
-    kubelet: Option<Arc<Kubelet>>,
-    live: &Arc<dyn Clock>,
-    stop: &Arc<AtomicBool>,
-    threads: &mut Vec<JoinHandle<()>>,
-) -> anyhow::Result<()> {
-    if let Some(kubelet) = kubelet {
-        let (clock, stop) = (Arc::clone(live), Arc::clone(stop));
-        threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
-    }
-    Ok(())
 }
 
 /// The parts with statistics of their own, for every exporter.
@@ -248,36 +180,6 @@ impl Daemon {
         self.site.recorder.wake();
         self.sockets.close();
     }
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
-    highwater_engine::thread::spawn(name, run).with_context(|| format!("cannot start thread {name}"))
-}
-
-/// As [`spawn`], with a receiver that closes when the thread ends.
-fn spawn_watched(
-    name: &str,
-    run: impl FnOnce() + Send + 'static,
-) -> anyhow::Result<(JoinHandle<()>, tokio::sync::oneshot::Receiver<()>)> {
-    let (runs, running) = tokio::sync::oneshot::channel();
-    let thread = spawn(name, move || {
-        let _runs = runs;
-        run();
-    })?;
-    Ok((thread, running))
-}
-
-/// Joins threads that end within `patience`; returns whether all did.
-fn join_all(threads: Vec<JoinHandle<()>>, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    let mut all = true;
-    for handle in threads {
-        while !handle.is_finished() && Instant::now() < until {
-            thread::sleep(Duration::from_millis(2));
-        }
-        all &= handle.is_finished() && handle.join().inspect_err(|_| tracing::error!("a thread panicked")).is_ok();
-    }
-    all
 }
 
 /// Starts the exporter on a thread and a runtime of its own, so that a slow receiver cannot affect HTTP.
@@ -380,61 +282,6 @@ fn bad_certificates(settings: &Settings) -> Vec<anyhow::Error> {
         endpoints.filter_map(|endpoint| otlp::ReceiverClient::new(endpoint.clone(), Arc::new(Tcp)).err()).collect();
     faults.dedup();
     faults.into_iter().map(anyhow::Error::msg).collect()
-}
-
-fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {
-    let name = match &settings.source {
-        SourceSpec::Sim(None) => return Ok(Some(Scenario::demo())),
-        SourceSpec::Sim(Some(name)) => name,
-        _ => return Ok(None),
-    };
-    if let Some(shipped) = Scenario::shipped(name) {
-        return Ok(Some(shipped));
-    }
-    let text = Scenario::text(Path::new(name));
-    let text = text.with_context(|| {
-        let shipped = Scenario::shipped_names().collect::<Vec<_>>().join(", ");
-        format!("`{name}` is neither a shipped scenario ({shipped}) nor a file that can be read")
-    })?;
-    Ok(Some(Scenario::parse(&text, name)?))
-}
-
-impl Shared {
-    /// Makes this the node that every part of the daemon uses.
-    fn put_in_place(&self, node: &Arc<Node>) {
-        let kept = |period_ns| self.settings.captures.sweeps(period_ns);
-        node.ticks.keep_log(kept(self.settings.period_ns), kept(live::JOIN_PERIOD_NS));
-        self.intake.set_devices(node.source.devices());
-        self.state.slot.fill(Arc::clone(node));
-    }
-
-    /// Runs the join and the detectors, passes new findings to the recorder, and logs them.
-    fn join(&self, node: &Node, log: &mut FindingLog, now_ns: i64) {
-        self.intake.advance();
-        self.state.findings.read_hosts(now_ns, |pid| self.intake.host_waits(pid));
-        let change = self.state.advance(node, now_ns);
-        self.recorder.found(&change);
-        log.log(&change, now_ns);
-    }
-
-    fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    /// Waits until the daemon is stopped, which [wakes](Daemon::wake) the thread, and at most for this long.
-    fn wait(&self, duration_ns: i64) {
-        park_for(Duration::from_nanos(duration_ns.max(0).unsigned_abs()), &self.stop);
-    }
-
-    fn lane(&self) -> FastLaneSettings {
-        let settings = &self.settings;
-        let budget = Budget {
-            period_ns: settings.period_ns,
-            max_period_ns: settings.max_period_ns,
-            busy_ratio: settings.budget,
-        };
-        FastLaneSettings { budget, idle_period_ns: settings.idle_period_ns, hang_after_ns: settings.hang_after_ns }
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Enters: settings and routes. Leaves: servers that run until they are stopped. Probes have a thread of their own, so
 //! that connections and requests of other listeners never delay them.
 
-use super::{HTTP_DRAIN, spawn};
+use super::threads::{HTTP_DRAIN, spawn};
 use crate::config::Settings;
 use crate::web::annotations::Access;
 use crate::web::counts::{HttpStats, Listener};

@@ -4,7 +4,8 @@
 //! Invariants: jobs continue while there is no node; counts outlive a node.
 
 use super::finding_log::FindingLog;
-use super::{DRAIN, Shared, join_all, spawn};
+use super::shared::{JOIN_PERIOD_NS, SharedParts};
+use super::threads::{DRAIN, join_all, spawn};
 use crate::config::SourceSpec;
 use crate::nvml::Opener;
 use crate::sim::{Scenario, Sim};
@@ -25,8 +26,6 @@ use std::time::Duration;
 /// While NVML is opened, a call may take this many times `sampling.hang_after`: without persistence mode, the driver initializes
 /// the GPU in that call.
 const OPEN_HANG_FACTOR: u32 = 10;
-/// How often the join processes new readings.
-pub(super) const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 /// How long to wait before retrying a source that cannot be opened, or whose GPUs are all lost.
 const RETRY_NS: i64 = 5 * SECOND_NS;
 /// How often the join runs while there is no job: for pressure, flushes and lost GPUs.
@@ -41,7 +40,7 @@ const SETTLE_NS: i64 = 5 * SECOND_NS;
 const LOSS_PERIOD_NS: i64 = SECOND_NS;
 
 /// Opens the source, runs its lanes until they stop or every GPU is lost, and opens it again.
-pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
+pub(super) fn keep_open(shared: &SharedParts, scenario: Option<&Scenario>) {
     let (mut logged, mut counted) = (None, None);
     let patience = Duration::from_nanos(shared.settings.hang_after_ns.max(0).unsigned_abs()) * OPEN_HANG_FACTOR;
     let opener = Opener::new(shared.settings.nvml_library.clone(), patience);
@@ -68,7 +67,7 @@ pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
 }
 
 /// Waits before the next attempt to open the source; jobs continue.
-fn wait_without_node(shared: &Shared) {
+fn wait_without_node(shared: &SharedParts) {
     let until_ns = shared.state.clock.now_ns() + RETRY_NS;
     while !shared.stopped() && shared.state.clock.now_ns() < until_ns {
         go_on_without_node(shared);
@@ -77,7 +76,11 @@ fn wait_without_node(shared: &Shared) {
 }
 
 /// Opens the source, however long that takes; `None` if the daemon is stopped meanwhile.
-fn open(shared: &Shared, scenario: Option<&Scenario>, opener: &Opener) -> Option<Result<Arc<dyn Source>, OpenError>> {
+fn open(
+    shared: &SharedParts,
+    scenario: Option<&Scenario>,
+    opener: &Opener,
+) -> Option<Result<Arc<dyn Source>, OpenError>> {
     if let Some(scenario) = scenario {
         // The scenario begins at a whole millisecond, aligned with the sampler's deadlines.
         let start_ns = shared.state.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
@@ -103,13 +106,13 @@ fn open(shared: &Shared, scenario: Option<&Scenario>, opener: &Opener) -> Option
 }
 
 /// Jobs continue while there is no node.
-fn go_on_without_node(shared: &Shared) {
+fn go_on_without_node(shared: &SharedParts) {
     shared.intake.advance();
     shared.state.advance_without_node(shared.state.clock.now_ns());
 }
 
 /// Runs one node from its first tick until the daemon stops or every GPU is lost. Returns its counts.
-fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) -> Option<Counted> {
+fn run_node(shared: &SharedParts, source: Arc<dyn Source>, before: Option<&Counted>) -> Option<Counted> {
     let made = Node::new(
         source,
         Arc::clone(&shared.state.clock),
@@ -157,7 +160,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 
 /// Waits until the source must be opened again, and returns why: every GPU has been lost for [`RETRY_NS`], or the
 /// devices have changed. Returns `None` if the daemon stops.
-fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
+fn wait_for_end(shared: &SharedParts, node: &Node) -> Option<OpenError> {
     let mut lost_since_ns = None;
     let mut devices = DeviceWatch::new(node, shared.state.clock.now_ns());
     while !shared.stopped() {
@@ -242,7 +245,7 @@ impl Lanes {
 }
 
 /// Starts every lane of a node, and the join.
-fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -> anyhow::Result<()> {
+fn start_lanes(shared: &SharedParts, lanes: &mut Lanes, writers: Vec<ring::Writer>) -> anyhow::Result<()> {
     let sampler = lanes.node.sampler(writers);
     let (lane, watched) = (shared.lane(), sampler.share());
     let node = &lanes.node;
@@ -286,7 +289,7 @@ impl Slower {
 }
 
 /// Starts the thread that reads all physical GPUs, and sets the function that gives one of them its own thread.
-fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyhow::Result<()> {
+fn start_units(shared: &SharedParts, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyhow::Result<()> {
     let (node, periods) = (Arc::clone(&lanes.node), shared.settings.periods());
     let begin_ns = node.clock.now_ns();
     let slower = Arc::new(Slower {
@@ -325,7 +328,7 @@ fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyh
     lanes.start("hw-gpu", move |_, stop| sample::run_units(&slower.lanes(&roll), stop))
 }
 
-fn run_join(node: &Node, roll: &RollCall, shared: &Shared, stop: &AtomicBool) {
+fn run_join(node: &Node, roll: &RollCall, shared: &SharedParts, stop: &AtomicBool) {
     let mut next_ns = node.clock.now_ns();
     let mut log = FindingLog::default();
     while !stop.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
 //! Plays a recording in place of lanes: memory and annotations at their recorded times, on one thread.
 
-use super::Shared;
 use super::finding_log::FindingLog;
+use super::shared::SharedParts;
 use crate::config::{Settings, SourceSpec};
 use highwater_analysis::replay;
 use highwater_core::clock::{Clock, Manual, SECOND_NS};
@@ -55,7 +55,7 @@ impl Playback {
 
     /// Plays a recording: memory and annotations in the order of their times, with the join after each, so that the
     /// speed changes no result.
-    pub fn play(self, shared: &Shared, live: &Arc<dyn Clock>) {
+    pub fn play(self, shared: &SharedParts, live: &Arc<dyn Clock>) {
         let Self { replay, clock } = self;
         let begin_ns = replay.begin_ns();
         let mut annotations = replay.annotations().peekable();
@@ -130,7 +130,7 @@ impl Progress {
 }
 
 /// Waits until `offset_ns` of the recording is due at the configured speed.
-fn pace(shared: &Shared, live: &dyn Clock, started_ns: i64, offset_ns: i64) {
+fn pace(shared: &SharedParts, live: &dyn Clock, started_ns: i64, offset_ns: i64) {
     let Some(speed) = shared.settings.replay_speed else { return };
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "pacing to a microsecond")]
     let due_ns = started_ns.saturating_add((offset_ns as f64 / speed) as i64);

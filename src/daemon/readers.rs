@@ -2,8 +2,11 @@
 //!
 //! Enters: settings, and annotations over the sockets. Leaves: the state that readers share.
 
+use super::live;
+use super::parts::{ask_kubelet, intake, scenario, state};
+use super::shared::SharedParts;
 use super::sockets::Sockets;
-use super::{DRAIN, Shared, ask_kubelet, intake, join_all, live, scenario, spawn, state};
+use super::threads::{DRAIN, join_all, spawn};
 use crate::capture::Recorder;
 use crate::config::Settings;
 use crate::sim::Scenario;
@@ -26,7 +29,7 @@ const OPEN_POLL: Duration = Duration::from_millis(2);
 
 /// The threads that read the GPUs and take annotations.
 pub struct Readers {
-    pub(super) shared: Shared,
+    pub(super) shared: SharedParts,
     sockets: Sockets,
     threads: Vec<JoinHandle<()>>,
 }
@@ -56,7 +59,7 @@ impl Readers {
         let intake = intake(&settings, &clock, &clock, &processes, kubelet.clone())?;
         let state = state(&settings, &intake, Arc::clone(&clock));
         let (settings, recorder) = (Arc::new(settings), Recorder::default());
-        let shared = Shared { settings, state, intake, processes, recorder, stop: Arc::clone(&stop) };
+        let shared = SharedParts { settings, state, intake, processes, recorder, stop: Arc::clone(&stop) };
         let mut threads = Vec::new();
         sockets.serve(&shared.intake, &stop, &mut threads)?;
         ask_kubelet(kubelet, &clock, &stop, &mut threads)?;

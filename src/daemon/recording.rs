@@ -4,8 +4,8 @@
 //! when [`start`](Recording::start) returns, so a command that starts afterwards is recorded from its first
 //! millisecond.
 
+use super::parts::scenario;
 use super::readers::Readers;
-use super::scenario;
 use super::sockets::Sockets;
 use crate::capture::{Ended, Profile, Whole};
 use crate::config::Settings;

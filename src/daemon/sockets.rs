@@ -2,7 +2,7 @@
 //!
 //! Enters: the path of the datagram socket; the seqpacket socket lies beside it. Leaves: events, to the intake.
 
-use super::spawn;
+use super::threads::spawn;
 use crate::config::Settings;
 use anyhow::Context as _;
 use highwater_engine::intake::Intake;

@@ -6,10 +6,11 @@
 //! twice.
 
 use super::errors::Code;
+use super::gpus::Nvml;
 use super::pcie::Bytes;
+use super::processes;
 use super::raw::{Field, Handle, MemoryVersion, ProcessKind};
 use super::unit::{Ask, Unit};
-use super::{Nvml, processes};
 use highwater_core::gpu::{Activity, Medium, NvLinkErrors, PcieLink, Process, Rare, Slow};
 use highwater_core::source::{CallStats, Error};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold};

@@ -5,19 +5,23 @@
 //! and each of the rest on its own once one has hung.
 
 use super::devices::{self, Found};
+use super::errors;
+use super::gpus::Nvml;
 use super::progress::{Hung, Progress, locked};
 use super::raw::RawFunctions;
-use super::{Nvml, errors};
 use highwater_core::source::{OpenError, Skipped};
 use nvml_wrapper::Nvml as Library;
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How often the caller looks whether a call has returned.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// How long a call may take while [`open`] opens NVML, which takes no patience as an argument.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens NVML, any number of times. It remembers the GPUs that hung in earlier attempts and still do.
 #[derive(Debug)]
@@ -34,6 +38,34 @@ struct Begun {
     raw: Arc<RawFunctions>,
     count: u32,
     driver_version: Option<String>,
+}
+
+/// Loads NVML, from `library` or from where the driver installs it, and finds the GPUs.
+///
+/// # Errors
+/// [`OpenError`] with one of the reasons `library_missing`, `driver_mismatch`, `driver_not_loaded`,
+/// `no_permission`, `no_gpus`, `init_failed`, `driver_hangs`, and a message that says how to fix it. A single GPU that
+/// cannot be opened, or hangs, is not an error: it is listed in [skipped](highwater_core::source::Source::skipped).
+pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
+    let mut hang = None;
+    let opener = Opener::new(library.map(Path::to_owned), PATIENCE);
+    let opened = opener.open(&mut |trouble| {
+        hang = trouble.cloned();
+        hang.is_none()
+    });
+    opened.unwrap_or_else(|| Err(hang.unwrap_or_else(|| hangs("NVML"))))
+}
+
+fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
+    let reasons: Vec<String> = skipped.iter().map(|gpu| format!("GPU {}: {}", gpu.index, gpu.reason)).collect();
+    let message = if count == 0 {
+        "NVML runs and sees no GPU. To fix it: `lspci | grep -i nvidia` shows whether the node has one; a container \
+         sees only the GPUs that it asked for (NVIDIA_VISIBLE_DEVICES, or nvidia.com/gpu in its limits)"
+            .to_owned()
+    } else {
+        format!("NVML counts {count} GPUs and can open none. {}", reasons.join("; "))
+    };
+    OpenError { reason: "no_gpus", message }
 }
 
 /// What the threads report.
@@ -56,7 +88,7 @@ impl Opener {
     /// `waiting` returns false, gives up and returns `None`.
     ///
     /// # Errors
-    /// As of [`open`](super::open).
+    /// As of [`open`].
     pub fn open(&self, waiting: &mut dyn FnMut(Option<&OpenError>) -> bool) -> Option<Result<Nvml, OpenError>> {
         let (sender, news) = channel();
         let progress = Progress::begin();
@@ -118,7 +150,7 @@ impl Opener {
         }
         let found = Found::joined(found.into_values());
         if found.devices.is_empty() {
-            return Err(super::no_gpus(begun.count, &[found.skipped, found.kept_back].concat()));
+            return Err(no_gpus(begun.count, &[found.skipped, found.kept_back].concat()));
         }
         let Begun { library, raw, driver_version, .. } = begun;
         Ok(Nvml::of(library, raw, found, driver_version, (hung, self.hung.clone())))
@@ -126,7 +158,7 @@ impl Opener {
 }
 
 /// Initializes NVML.
-fn begin(path: Option<&std::path::Path>, progress: &Progress) -> Result<Begun, OpenError> {
+fn begin(path: Option<&Path>, progress: &Progress) -> Result<Begun, OpenError> {
     let mut builder = Library::builder();
     if let Some(path) = path {
         builder.lib_path(path.as_os_str());

@@ -1,8 +1,9 @@
 //! `/api/v1/gpus/{gpu}/activity`: what a GPU did over time, as the medium lane read it, averaged to as many points as are asked for.
 
 use super::api::{bad_query, find_gpu, node};
+use super::json;
 use super::problem::Problem;
-use super::{Site, json};
+use super::site::Site;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;

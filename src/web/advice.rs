@@ -1,11 +1,11 @@
 //! `GET /api/v1/jobs/{job}/advice`: what to change so that a job needs less memory.
 
-use super::Site;
 use super::api::bad_query;
 use super::json;
 use super::phases::find;
 use super::pieces::ROWS;
 use super::problem::Problem;
+use super::site::Site;
 use crate::heap;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};

@@ -1,8 +1,9 @@
 //! The read API: GPUs, their memory over time, and jobs. Times are Unix nanoseconds.
 
-use super::Site;
 use super::json::{self, Json};
 use super::problem::Problem;
+use super::site::Site;
+use super::spans::uuids;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -36,12 +37,6 @@ fn node_of(state: &SharedState) -> Result<Arc<Node>, String> {
         .slot
         .node()
         .ok_or_else(|| state.slot.trouble().map_or_else(|| "starting".to_owned(), |trouble| trouble.message.clone()))
-}
-
-/// UUIDs of a rank's GPUs, as far as they are known.
-pub(super) fn uuids(node: Option<&Node>, rank: &Rank) -> Vec<String> {
-    let uuid = |gpu: &usize| Some(node?.gpus.get(*gpu)?.device.uuid.clone());
-    rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect()
 }
 
 /// The answer of `GET /api/v1/gpus`.

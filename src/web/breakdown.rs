@@ -1,8 +1,9 @@
 //! `/api/v1/gpus/{gpu}/breakdown`: who held a GPU's memory over time, by the second.
 
 use super::api::{bad_query, find_gpu, node};
+use super::json;
 use super::problem::Problem;
-use super::{Site, json};
+use super::site::Site;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;

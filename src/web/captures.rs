@@ -4,10 +4,12 @@
 //! the client reads them.
 
 use super::api::{MOST_POINTS, MemoryAnswer, POINTS, bad_query};
+use super::gate::Gate;
 use super::json::{self, Json};
+use super::page;
 use super::problem::Problem;
 use super::serve::in_time;
-use super::{LongAnswers, Site, gate::Gate, page};
+use super::site::{LongAnswers, Site};
 use crate::capture::{Listed, Recorder, Refusal, Request};
 use crate::heap;
 use crate::web::annotations::Access;

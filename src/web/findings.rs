@@ -1,9 +1,9 @@
 //! `GET /api/v1/findings`: the findings, newest first. Times are Unix nanoseconds.
 
-use super::Site;
 use super::api::{bad_query, owner_of};
 use super::json::Json;
 use super::problem::Problem;
+use super::site::Site;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::{Finding, LagCause, Said};

@@ -1,7 +1,7 @@
 //! Liveness and readiness.
 
-use super::Site;
 use super::problem::Problem;
+use super::site::Site;
 use axum::extract::State;
 use axum::http::StatusCode;
 use highwater_core::gpu::{GpuState, Health};

@@ -1,10 +1,10 @@
 //! `GET /api/v1/incidents`: findings that have one cause, as one; newest first. Times are Unix nanoseconds.
 
-use super::Site;
 use super::api::{bad_query, owner_of};
 use super::findings::FindingsQuery;
 use super::json::Json;
 use super::problem::Problem;
+use super::site::Site;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::{Incident, KindFound};

@@ -1,10 +1,11 @@
 //! `GET /api/v1/jobs/{job}`: one job, with the statistics of its ranks side by side.
 
-use super::Site;
-use super::api::{owner_of, uuids};
+use super::api::owner_of;
 use super::json;
 use super::phases::find;
 use super::problem::Problem;
+use super::site::Site;
+use super::spans::uuids;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use highwater_core::detect::Ratios;

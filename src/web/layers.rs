@@ -1,12 +1,12 @@
 //! `GET /api/v1/jobs/{job}/layers`: statistics of each rank's timed layers, one row per name, and each rank's last layer
 //! profile.
 
-use super::Site;
 use super::api::bad_query;
 use super::phases::find;
 use super::pieces::{self, Page, ROWS, Rows};
 use super::problem::Problem;
 use super::profiles;
+use super::site::Site;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;

@@ -7,7 +7,6 @@
 //! purpose: memory from before the client connected, which it requests from `/api/v1/gpus/{gpu}/memory` and
 //! `/api/v1/timeline` at the resolution that it needs.
 
-use super::Site;
 use super::answers::{Answer, Answers};
 use super::json;
 use super::spans::{self, RankSpans};
@@ -321,8 +320,8 @@ fn points(ring: &ring::Reader, before_ns: Option<i64>, newest_ns: i64) -> Vec<ri
     (status = 200, description = "A stream of server-sent events without end; the data of each is an `Update`. The first \
      has the last steps and phases.", body = Update, content_type = "text/event-stream"),
 )))]
-pub(super) async fn live(State(site): State<Site>) -> Response {
-    let text = site.live.connect().map(|event| Ok::<_, io::Error>(event.pieces())).try_flatten();
+pub(super) async fn live(State(live): State<Live>) -> Response {
+    let text = live.connect().map(|event| Ok::<_, io::Error>(event.pieces())).try_flatten();
     let retry = futures_util::stream::iter([Ok(Bytes::from_static(RETRY.as_bytes()))]);
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     // Proxies that collect answers would hold events back.

@@ -1,7 +1,7 @@
 //! HTTP: the live page, the exposition, health, annotations, and the read API.
 //!
-//! Enters: requests. Leaves: answers from the node's state; every error is an RFC 9457 problem. Absent on purpose:
-//! anything that waits for a lane or the driver.
+//! Enters: requests. Leaves: the routes, whose handlers answer from the node's state (`site`); every error is an RFC 9457
+//! problem. Absent on purpose: anything that waits for a lane or the driver.
 
 mod accept;
 mod activity;
@@ -34,16 +34,14 @@ pub mod problem;
 mod profiles;
 mod sender;
 pub mod serve;
+mod site;
 mod slots;
 mod spans;
 mod stream;
 mod timeline;
 
-use crate::capture::Recorder;
 use crate::heap;
-use crate::metrics::Snapshots;
 use annotations::Door;
-use answers::Answers;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -51,56 +49,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing;
 use exposition::Expositions;
 use gate::Gate;
-use highwater_engine::intake::Intake;
-use highwater_engine::shared_state::SharedState;
-use live::Live;
 pub use now::{now, process_ids_of};
 use problem::Problem;
 use sender::Peer;
+pub use site::{LongAnswers, Site};
 use std::sync::Arc;
-
-/// The state that the handlers share.
-#[derive(Clone)]
-pub struct Site {
-    /// The current state, and the exporters' view of it.
-    pub snapshots: Snapshots,
-    /// The intake that takes annotations.
-    pub intake: Arc<Intake>,
-    /// The flight recorder.
-    pub recorder: Recorder,
-    /// Long answers in progress.
-    pub answers: LongAnswers,
-    /// The clients of the live stream.
-    pub live: Live,
-}
-
-/// Long answers in progress, with their limit. One per server.
-#[derive(Clone, Debug, Default)]
-pub struct LongAnswers(Arc<Answers>);
-
-impl Site {
-    /// The site of a daemon.
-    #[must_use]
-    pub fn new(mut snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder) -> Self {
-        let answers = LongAnswers::default();
-        snapshots.parts.push(Arc::clone(&answers.0) as _);
-        let live = Live::new(snapshots.state.clone(), Arc::clone(&answers.0));
-        Self { snapshots, intake, recorder, answers, live }
-    }
-
-    /// Records a scrape. The client's address and `User-Agent` identify the scraper.
-    fn note_scrape(&self, peer: Option<&Peer>, headers: &HeaderMap) {
-        let address = peer.map(|peer| peer.peer.ip().to_string()).unwrap_or_default();
-        let program = headers.get(header::USER_AGENT).and_then(|program| program.to_str().ok()).unwrap_or_default();
-        let (node, state) = (self.state().slot.node(), self.state());
-        state.findings.note_scrape(&format!("{address} {program}"), state.clock_of(node.as_deref()).now_ns());
-    }
-
-    /// The current state.
-    fn state(&self) -> &SharedState {
-        &self.snapshots.state
-    }
-}
 
 /// The routes of `listen`: everything, except what jobs send if that has a listener of its own.
 pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Router {

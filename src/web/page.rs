@@ -3,7 +3,7 @@
 //! Leaves: the page; its script gets everything else from the API of the same server. Invariant: its content security
 //! policy allows no script but its own, no connection to another server, and no page around it.
 
-use super::Site;
+use super::site::Site;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{Html, IntoResponse as _, Response};

@@ -1,9 +1,9 @@
 //! `GET /api/v1/jobs/{job}/phases`: the steps and phases that ended, newest first, with their memory.
 
-use super::Site;
 use super::api::bad_query;
 use super::pieces::{self, Page, ROWS, Rows};
 use super::problem::Problem;
+use super::site::Site;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;

@@ -5,8 +5,8 @@
 //! are decoded; an answer keeps no profile between its pieces. If the rank's profile is replaced while it is being
 //! written, the answer breaks off.
 
-use super::Site;
 use super::pieces::{Page, ROWS, Rows};
+use super::site::Site;
 use highwater_core::jobs::{Cursor, JobId, Profile, Record, Top, Totals};
 use highwater_core::wire::Direction;
 use serde::Serialize;

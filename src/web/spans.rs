@@ -3,8 +3,7 @@
 //! Enters: the ledger. Leaves: one row per rank, with times relative to a base, so that they are small and exact in
 //! JavaScript. Invariant: the lock that annotations need is held only while what is open is copied.
 
-use super::api::uuids;
-use highwater_core::jobs::JobId;
+use highwater_core::jobs::{JobId, Rank};
 use highwater_core::phases::{RankKey, Span};
 use highwater_core::wire::Kind;
 use highwater_engine::node::Node;
@@ -14,6 +13,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 #[cfg(test)]
 use utoipa::ToSchema;
+
+/// UUIDs of a rank's GPUs, as far as they are known.
+pub(super) fn uuids(node: Option<&Node>, rank: &Rank) -> Vec<String> {
+    let uuid = |gpu: &usize| Some(node?.gpus.get(*gpu)?.device.uuid.clone());
+    rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect()
+}
 
 /// A rank with its steps and phases.
 #[derive(Serialize)]

@@ -3,10 +3,10 @@
 //! Enters: an interval. Leaves: a row per rank, with the longest spans if there are more than one answer may have.
 //! Invariant: spans are decoded without a lock.
 
-use super::Site;
 use super::api::bad_query;
 use super::json;
 use super::problem::Problem;
+use super::site::Site;
 use super::spans::{self, RankSpans};
 use crate::heap;
 use axum::extract::rejection::QueryRejection;

@@ -158,10 +158,6 @@ fn no_modules_import_each_other_in_a_circle() {
     }
 }
 
-/// Modules that import from their children and are imported by them. What both need should be in a module of its own, as
-/// `cli::common` is for `cli`. Never add to this list; remove a module once its cycle is gone.
-const BOTH: [&str; 5] = ["core/src/ring", "src/daemon", "src/nvml", "src/sim/job", "src/web"];
-
 /// The names that a module defines itself.
 fn defined(code: &str) -> BTreeSet<String> {
     let kinds = ["struct ", "enum ", "trait ", "type ", "fn ", "const ", "static "];
@@ -189,6 +185,8 @@ fn uses(code: &str, child: &str) -> bool {
     })
 }
 
+/// A module with children is a model, which its children use, or a switchboard, which uses them. What both need is in a module
+/// of its own.
 #[test]
 fn a_module_is_used_by_its_children_or_uses_them() {
     let mut both = Vec::new();
@@ -212,7 +210,7 @@ fn a_module_is_used_by_its_children_or_uses_them() {
             }
         }
     }
-    assert_eq!(both, BOTH);
+    assert!(both.is_empty(), "used by their children and using them: {both:?}");
 }
 
 #[test]

@@ -1,9 +1,13 @@
 //! Any words through the decoder, and any operations through a ring and its model.
 
+use super::config::Config;
+use super::create::with_layout;
+use super::errors::PushError;
 use super::layout::Layout;
 use super::model::Model;
+use super::reader::Reader;
 use super::store::Copied;
-use super::{Config, Reader, Writer, with_layout};
+use super::writer::Writer;
 use crate::fuzzing::Numbers;
 
 /// Operations of one input: the model looks at all changes for each question.
@@ -82,7 +86,7 @@ impl Pair {
     fn push(&mut self, at_ns: i64) {
         let taken = self.writer.push(at_ns, self.used_bytes);
         // Times out of range are the ring's own to refuse.
-        if let Err(super::PushError::OutOfRange { .. }) = taken {
+        if let Err(PushError::OutOfRange { .. }) = taken {
             return;
         }
         assert_eq!(taken, self.model.push(at_ns, self.used_bytes));

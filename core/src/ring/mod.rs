@@ -35,6 +35,9 @@
 //! 5. A gap is a gap: no value is made up for it, and it counts for no minimum, mean or threshold.
 
 mod code;
+mod config;
+mod create;
+mod errors;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -52,108 +55,13 @@ mod summary;
 mod sync;
 mod writer;
 
+pub use config::Config;
+pub use create::ring;
+pub use errors::{ConfigError, PushError, QueryError};
 pub use points::{Point, Points};
 pub use reader::Reader;
 pub use summary::{Drop, Summary};
 pub use writer::Writer;
-
-use layout::Layout;
-use store::Store;
-use sync::Arc;
-
-/// What a ring keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Config {
-    /// How far before the newest reading can be asked for, nanoseconds; at least 1.
-    pub retention_ns: i64,
-    /// Bytes that the ring may take, all of it together.
-    pub max_bytes: usize,
-    /// Times are floored to multiples of this, nanoseconds, 1 to 1,000,000,000: 1,000 for live readings, 1 where
-    /// times must be kept as they are. Each halving costs one more bit a change point.
-    pub resolution_ns: i64,
-}
-
-/// Why a ring cannot be made with a configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// The cap is too small for any ring.
-    #[error("max_bytes is {max_bytes}, but the smallest ring takes {min_bytes}")]
-    TooSmall {
-        /// The cap, bytes.
-        max_bytes: usize,
-        /// The smallest cap, bytes.
-        min_bytes: usize,
-    },
-    /// The retention is not positive.
-    #[error("retention_ns is {0}, but must be at least 1")]
-    Retention(i64),
-    /// The resolution is out of range.
-    #[error("resolution_ns is {0}, but must be 1 to 1,000,000,000")]
-    Resolution(i64),
-}
-
-/// A reading was not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum PushError {
-    /// Its time is before the newest reading, or before the begin of the gap that it would end.
-    #[error("the reading is before {not_before_ns} ns, which was already reached")]
-    Backward {
-        /// The earliest time that is taken, nanoseconds.
-        not_before_ns: i64,
-    },
-    /// Its time is 2^62 ns (146 years) or more away from 1970.
-    #[error("{at_ns} ns is not a time that can be kept")]
-    OutOfRange {
-        /// The time, nanoseconds.
-        at_ns: i64,
-    },
-}
-
-/// Why a query cannot be answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum QueryError {
-    /// It begins before what is kept, or the writer used its memory again while it was read.
-    #[error("only times from {oldest_ns} ns on are kept")]
-    Overtaken {
-        /// The oldest time that can be asked for, nanoseconds: later than the interval's begin.
-        oldest_ns: i64,
-    },
-    /// The interval ends after the newest reading. [`QueryError::Overtaken`] is checked first, so that no caller waits for the
-    /// end of an interval whose begin is lost.
-    #[error("only times up to {newest_ns} ns are known yet")]
-    Ahead {
-        /// Time of the newest reading, nanoseconds.
-        newest_ns: i64,
-    },
-    /// There was no reading yet.
-    #[error("there was no reading yet")]
-    Empty,
-    /// It ends before it begins.
-    #[error("the interval ends before it begins")]
-    Reversed,
-}
-
-/// Makes an empty ring: its one writer, and a reader that can be cloned.
-///
-/// # Errors
-/// If the configuration is impossible.
-pub fn ring(config: Config) -> Result<(Writer, Reader), ConfigError> {
-    if config.retention_ns < 1 {
-        return Err(ConfigError::Retention(config.retention_ns));
-    }
-    if !(1..=1_000_000_000).contains(&config.resolution_ns) {
-        return Err(ConfigError::Resolution(config.resolution_ns));
-    }
-    let layout = Layout::within(config.max_bytes)
-        .map_err(|min_bytes| ConfigError::TooSmall { max_bytes: config.max_bytes, min_bytes })?;
-    Ok(with_layout(layout, &config))
-}
-
-/// An empty ring whose memory is laid out so; tests lay it out smaller than any cap would.
-fn with_layout(layout: Layout, config: &Config) -> (Writer, Reader) {
-    let store = Arc::new(Store::new(layout, config.resolution_ns, config.retention_ns));
-    (Writer::new(Arc::clone(&store)), Reader::new(store))
-}
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@
 //! makes several changes with the same timestamp, queries may differ in how many of them they return.
 
 use super::{
-    QueryError,
+    errors::QueryError,
     points::{Point, Points, Thinner},
     scan::{Sink, scan, scan_from, scan_through},
     store::{NEVER_NS, Store},

@@ -1,8 +1,8 @@
 //! The one writer of a ring: wait-free, without allocation, a few stores a change point.
 
 use super::{
-    PushError,
     code::{Code, Coder, MAX_POINT_BITS},
+    errors::PushError,
     marks::SeekPoint,
     store::{Begin, Block, Store},
     summary::Part,

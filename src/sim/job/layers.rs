@@ -1,53 +1,18 @@
-//! The layers of a simulated model, and their records in profiled steps.
+//! The records of a simulated model's layers in profiled steps.
 //!
-//! Enters: the number of layers, and a phase with its levels of memory. Leaves: records as a transformer's would be: an
-//! embedding, blocks of seven layers, and a head; live memory rises from layer to layer in the forward pass, and falls in
+//! Enters: a phase with its levels of memory. Leaves: records as a transformer's would be: live memory rises from layer to layer in the forward pass, and falls in
 //! the backward pass. Invariant: the layers' activations add up to the growth of the phase's memory. Absent on purpose: noise,
 //! so that the same layer of every rank has the same memory.
 
-use super::{Plan, RankEvent, Select, Timeline, What, live_bytes};
+use super::modules::{FIRST_OF_BLOCK, LAST_OF_BLOCK, Module};
+use super::moment::{RankEvent, Select, What};
+use super::plan::Plan;
+use super::timeline::{Timeline, live_bytes};
 use crate::sim::scenario::{BACKWARD, FORWARD, Layers, Phase};
 use highwater_core::wire::{Annotation, Direction, EventType, GpuList, Kind, Layer, Memory};
 
-/// A layer, with its weights in the totals of all layers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Module {
-    name: String,
-    activations: u64,
-    parameters: u64,
-    time: u64,
-}
-
-/// The layers of a block: activations, parameters and time, relative to each other.
-const BLOCK: [(&str, u64, u64, u64); 7] = [
-    ("input_norm", 4, 0, 2),
-    ("attention.qkv", 12, 12, 12),
-    ("attention.core", 10, 0, 20),
-    ("attention.out", 4, 4, 5),
-    ("post_norm", 4, 0, 2),
-    ("mlp.up", 16, 16, 16),
-    ("mlp.down", 5, 16, 16),
-];
-
-const FIRST_OF_BLOCK: &str = "input_norm";
-const LAST_OF_BLOCK: &str = "mlp.down";
-
 /// Bytes of weights and optimizer state for each byte of weights: with Adam in mixed precision, 16 bytes a parameter of 2.
 const BASE_PER_PARAMETER: u64 = 8;
-
-/// The layers of a model, in the order of the forward pass.
-pub(super) fn modules(count: usize) -> Vec<Module> {
-    let module = |name: String, (activations, parameters, time)| Module { name, activations, parameters, time };
-    let inner = (0..count.saturating_sub(2)).map(|n| {
-        let (name, activations, parameters, time) = BLOCK[n % BLOCK.len()];
-        module(format!("layers.{}.{name}", n / BLOCK.len()), (activations, parameters, time))
-    });
-    let mut all = vec![module("embedding".to_owned(), (4, 60, 3))];
-    all.extend(inner);
-    all.push(module("head".to_owned(), (40, 60, 30)));
-    all.truncate(count);
-    all
-}
 
 /// Splits `bytes` bytes into parts, one for each weight. They add up to all of it, but for a tensor's alignment.
 fn parts(bytes: u64, weights: impl Iterator<Item = u64> + Clone) -> Vec<u64> {

@@ -1,6 +1,7 @@
 //! The beginnings and ends of a job's life: its processes start, end, or die of OOM and start again.
 
-use super::{GAP_NS, PEERS_DIE_NS, Rank, Stage, State, TEARDOWN_NS, Timeline};
+use super::moment::State;
+use super::timeline::{GAP_NS, PEERS_DIE_NS, RankProgress, Stage, TEARDOWN_NS, Timeline};
 use crate::sim::scenario::Shape;
 use highwater_core::wire::{EventType, Kind};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ impl Timeline {
         let plan = Arc::clone(&self.plan);
         let (begin_ns, lasting_ns) = (self.at_ns, plan.job.startup.0);
         for rank in 0..self.ranks.len() {
-            self.ranks[rank] = Rank::default();
+            self.ranks[rank] = RankProgress::default();
             self.change(rank, begin_ns, |state| state.alive = true);
             self.change(rank, begin_ns + lasting_ns / 10, |state| state.outside_bytes = plan.job.outside.0);
             let loading = (begin_ns + lasting_ns / 5, lasting_ns / 5 * 4);

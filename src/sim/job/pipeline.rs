@@ -3,7 +3,9 @@
 //! Enters: a [`Pipeline`] with how long each pass takes. Leaves: when each rank runs which pass. Invariants: a pass begins after
 //! the pass that it depends on; a rank runs one pass at a time; if two can begin, the backward pass goes first, to free memory.
 
-use super::{GAP_NS, Plan, State, Timeline};
+use super::moment::State;
+use super::plan::Plan;
+use super::timeline::{GAP_NS, Timeline};
 use crate::sim::random::Random;
 use crate::sim::scenario::{BACKWARD, FORWARD, Phase, Pipeline, Schedule, Shape};
 use highwater_core::wire::{EventType, Kind};

@@ -4,7 +4,9 @@
 //! its peers' long collective, as on real nodes.
 
 use super::life::Death;
-use super::{CHECKPOINT, GAP_NS, Plan, State, Timeline, Traffic};
+use super::moment::{State, Traffic};
+use super::plan::{CHECKPOINT, Plan};
+use super::timeline::{GAP_NS, Timeline};
 use crate::sim::random::Random;
 use crate::sim::scenario::{BACKWARD, FORWARD, NearOom, Phase, Shape};
 use highwater_core::wire::{EventType, Kind};

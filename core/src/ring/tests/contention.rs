@@ -1,7 +1,7 @@
 //! One writer at full speed around a small ring, and readers that know from the time alone what they must read.
 
 use super::model::Model;
-use crate::ring::{Config, QueryError, Reader, layout::Layout, with_layout};
+use crate::ring::{Config, QueryError, Reader, create::with_layout, layout::Layout};
 use std::sync::{
     Barrier,
     atomic::{AtomicBool, Ordering},

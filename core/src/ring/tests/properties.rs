@@ -1,7 +1,7 @@
 //! Any sequence of readings and gaps, any interval: the ring answers as the model does.
 
 use super::model::Model;
-use crate::ring::{Config, Point, QueryError, Reader, Writer, layout::Layout, with_layout};
+use crate::ring::{Config, Point, QueryError, Reader, Writer, create::with_layout, layout::Layout};
 use proptest::prelude::*;
 
 const GRANULE: u64 = 2 << 20;
