@@ -103,7 +103,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     // Started first, because its settings may be wrong.
     let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     sockets.serve(&shared.intake, &stop, &mut threads)?;
-    ask_kubelet(kubelet, &live, &stop, &mut threads)?;
+    ask_kubelet(kubelet, &live, &shared.state, &stop, &mut threads)?;
     let stopped = Arc::clone(&stop);
     let captures = captures.map(|captures| spawn("hw-capture", move || captures.run(&stopped)));
     threads.extend(captures.transpose()?);

@@ -13,6 +13,7 @@ pub mod export;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gzip;
 mod heap;
 pub mod metrics;
 pub mod nvml;

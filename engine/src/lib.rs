@@ -12,6 +12,7 @@ pub mod intake;
 pub mod node;
 pub mod offline;
 pub mod place;
+pub mod pods;
 pub mod recording;
 pub mod sample;
 pub mod shared_state;

@@ -14,8 +14,10 @@ use highwater_engine::intake::datagram::MOST_DATAGRAM_BYTES;
 use highwater_engine::intake::split::MOST_EVENT_BYTES;
 use highwater_engine::intake::{MOST_BATCHED_BYTES, MOST_KILLS_BYTES};
 use highwater_engine::place::home::MOST_UNLINKED;
+use highwater_engine::place::kubelet::MOST_RESPONSE_BYTES;
 use highwater_engine::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
 use highwater_engine::place::process::MOST_PROCESSES;
+use highwater_engine::pods::{MOST_NAME_BYTES as MOST_NAME_BYTES_OF_PODS, MOST_ROWS};
 use highwater_engine::recording::MOST_PROFILES;
 use highwater_engine::recording::schema::CACHE_KIB;
 use std::fmt::Write as _;
@@ -58,6 +60,10 @@ const CONNECTION: usize = 6 << 10;
 const REPORT: usize = 8 * MIB;
 /// A capture's transaction in progress, without SQLite's cache.
 const CAPTURE: usize = 2 * MIB;
+
+/// A row of the table of pods, twice while a new one is made, and its two samples with the GPU's names.
+const POD_ROW: usize =
+    2 * (3 * MOST_NAME_BYTES_OF_PODS + 128) + 2 * (SAMPLE + OF_NAME * (3 * MOST_NAME_BYTES_OF_PODS + 64));
 
 /// Every bound with its highest cost, bytes.
 fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
@@ -111,6 +117,19 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
     ]
 }
 
+/// What the chart adds to its limit where the kubelet is asked, bytes.
+fn chart_adds_for_kubelet() -> usize {
+    let helpers = include_str!("../../helm/highwater/templates/_helpers.tpl");
+    let added = helpers.split("ternary ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
+    added.parse::<usize>().expect("a number") * MIB
+}
+
+#[test]
+fn the_kubelets_answer_and_the_pods_fit_what_the_chart_adds_for_them() {
+    let most = MOST_RESPONSE_BYTES + MOST_ROWS * POD_ROW;
+    assert!(most <= chart_adds_for_kubelet(), "{most}");
+}
+
 /// The chart's limit of memory, bytes.
 fn chart_limit() -> usize {
     let values = include_str!("../../helm/highwater/values.yaml");
@@ -129,7 +148,7 @@ fn all_that_can_be_kept_fits_the_charts_limit() {
     let (bounds, mib) = (bounds(&settings), |bytes: usize| bytes as f64 / MIB as f64);
     let sum: usize = bounds.iter().map(|(_, bytes)| bytes).sum();
     let mut table = String::from(
-        "# Bounds of memory\n\nA test generates this page from the limits in the code, for 8 GPUs and the default settings. If an OTLP endpoint is set\nand the queue is in memory, the requests that wait to be sent add up to 64 MiB (`otlp.queue_bytes`), and the chart adds\nthat to its limit.\n\n| what | at most (MiB) |\n|---|---|\n",
+        "# Bounds of memory\n\nA test generates this page from the limits in the code, for 8 GPUs and the default settings. If an OTLP endpoint is set\nand the queue is in memory, the requests that wait to be sent add up to 64 MiB (`otlp.queue_bytes`), and the chart adds\nthat to its limit. Where the kubelet is asked (`kubelet.socket`), the chart adds 24 MiB: its answer has at most 16 MiB, and up\nto 1,024 rows of pods are kept.\n\n| what | at most (MiB) |\n|---|---|\n",
     );
     for (what, bytes) in &bounds {
         let _ = writeln!(table, "| {what} | {:.1} |", mib(*bytes));

@@ -13,6 +13,7 @@ use highwater_core::gpu::Processes;
 use highwater_engine::intake::Intake;
 use highwater_engine::node::Slot;
 use highwater_engine::place::kubelet::Kubelet;
+use highwater_engine::pods::PodWatch;
 use highwater_engine::shared_state::SharedState;
 use std::path::Path;
 use std::sync::Arc;
@@ -52,21 +53,27 @@ pub(super) fn state(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>)
         slot,
         ledger: Arc::clone(intake.ledger()),
         findings: Arc::new(Detect::new(settings.detect.clone())),
+        pods: Arc::default(),
         clock,
     }
 }
 
-/// Starts the thread that asks the kubelet, if its socket is set. It uses the live clock even in a replay, because the
-/// kubelet's answers are about the present.
+/// Starts the thread that asks the kubelet, if its socket is set, and tells `state` which pods have the GPUs. It uses the live
+/// clock even in a replay, because the kubelet's answers are about the present; a replay's GPUs are not this node's.
 pub(super) fn ask_kubelet(
     kubelet: Option<Arc<Kubelet>>,
     live: &Arc<dyn Clock>,
+    state: &SharedState,
     stop: &Arc<AtomicBool>,
     threads: &mut Vec<JoinHandle<()>>,
 ) -> anyhow::Result<()> {
     if let Some(kubelet) = kubelet {
         let (clock, stop) = (Arc::clone(live), Arc::clone(stop));
-        threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
+        let is_live = Arc::ptr_eq(live, &state.clock);
+        let (slot, pods) = (Arc::clone(&state.slot), Arc::clone(&state.pods));
+        let watch = PodWatch::new(Arc::clone(&kubelet), pods, "/proc".into());
+        let after = move |now_ns| watch.refresh(slot.node().filter(|_| is_live).as_deref(), now_ns);
+        threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop, &after))?);
     }
     Ok(())
 }

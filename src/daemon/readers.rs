@@ -62,7 +62,7 @@ impl Readers {
         let shared = SharedParts { settings, state, intake, processes, recorder, stop: Arc::clone(&stop) };
         let mut threads = Vec::new();
         sockets.serve(&shared.intake, &stop, &mut threads)?;
-        ask_kubelet(kubelet, &clock, &stop, &mut threads)?;
+        ask_kubelet(kubelet, &clock, &shared.state, &stop, &mut threads)?;
         let reads = shared.clone();
         threads.push(spawn("hw-source", move || live::keep_open(&reads, scenario.as_ref()))?);
         Ok(Self { shared, sockets, threads })

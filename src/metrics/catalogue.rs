@@ -135,6 +135,14 @@ metrics! {
         "Unix time of the last XID error of this number.";
     PROCESS_MEMORY_USED = Gauge "highwater_process_gpu_memory_used_bytes" ["gpu", "uuid", "pid"]
         "Memory of one process on one GPU; only with `metrics.processes`. From NVML, in the slow lane.";
+    GPU_POD_INFO = Gauge "highwater_gpu_pod_info" ["gpu", "uuid", "namespace", "pod", "container"]
+        "The containers that have a GPU or MIG instance, always 1: those that the kubelet gave it, and those whose processes hold memory on it. A shared GPU has a series for each. Only with `kubelet.socket`; every 5 s.";
+    POD_MEMORY_USED = Gauge "highwater_pod_gpu_memory_used_bytes" ["gpu", "uuid", "namespace", "pod", "container"]
+        "Memory that a container's processes hold on a GPU. Only with `kubelet.socket`, where the driver lists all processes; every 5 s, from lists that are read every 10 s.";
+    GPU_MEMORY_OUTSIDE_PODS = Gauge "highwater_gpu_memory_outside_pods_bytes" ["gpu", "uuid"]
+        "What no container's process held of the memory that was in use when the driver last listed processes: with highwater_pod_gpu_memory_used_bytes of the GPU it adds up to that. Read likewise.";
+    KUBELET_UP = Gauge "highwater_kubelet_up" []
+        "Whether the kubelet listed the GPUs of pods when it was last asked. Only with `kubelet.socket`.";
     JOB_INFO = Gauge "highwater_job_info" ["training_job", "rank", "namespace", "user", "world_size", "gpu", "uuid"]
         "Static facts of a rank, always 1; a series for each of its GPUs. From its annotations.";
     JOB_CONFLICTS = Counter "highwater_job_conflicts_total" []

@@ -12,6 +12,7 @@ mod intake;
 mod job;
 mod memory;
 mod own;
+mod pods;
 
 pub use collect::{Collect, Snapshots};
 pub use families::{Families, Family, LabelValue, Labels, Sample, Value};

@@ -63,7 +63,9 @@ impl Finder<'_> {
         match open_gpu(self.library, index, Some(self.progress)) {
             Ok((gpu, uuid)) => {
                 let parent = self.found.devices.len();
-                self.add(&gpu, Device { index: index.to_string(), uuid, ..Device::default() }, None);
+                self.progress.at("nvmlDeviceGetMinorNumber");
+                let minor = gpu.minor_number().ok();
+                self.add(&gpu, Device { index: index.to_string(), uuid, minor, ..Device::default() }, None);
                 self.add_instances(&gpu, parent);
             }
             Err(code) => self.skip(index.to_string(), code),
@@ -87,15 +89,17 @@ impl Finder<'_> {
     fn add_instance(&mut self, mig: &nvml_wrapper::Device<'_>, index: String, uuid: String, parent: usize) {
         let gpu = &self.found.devices[parent];
         let handle = handle_of(mig);
+        let ids = self.raw.instance_ids(handle).ok();
         let device = Device {
             index,
             uuid,
             parent_uuid: Some(gpu.uuid.clone()),
             mig_profile: self.profile(mig, handle, gpu.memory_total_bytes),
             pci_bus_id: gpu.pci_bus_id.clone(),
+            minor: gpu.minor,
+            gpu_instance: ids.map(|(gpu_instance, _)| gpu_instance),
             ..Device::default()
         };
-        let ids = self.raw.instance_ids(handle).ok();
         self.add(mig, device, Some(Instance { parent, ids }));
     }
 

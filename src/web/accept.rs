@@ -1,6 +1,6 @@
-//! Which of the formats of `/metrics` a request prefers, by its `Accept` headers.
+//! Which of the formats of `/metrics` a request prefers, by its `Accept` headers, and whether it may be packed.
 //!
-//! Enters: headers, as a client sent them. Leaves: the format. Invariants: only a client that names protobuf with its
+//! Enters: headers, as a client sent them. Leaves: the format and its packing. Invariants: only a client that names protobuf with its
 //! parameters, and prefers it to every text format by a higher quality or by an earlier place at the same quality, gets
 //! protobuf; every other client gets text. The time is linear in the header, whose length the server limits.
 
@@ -21,6 +21,31 @@ pub(super) fn format(headers: &HeaderMap) -> Format {
         }
     }
     if protobuf.is_over(&text) { Format::Protobuf } else { Format::Text }
+}
+
+/// Whether a client takes an answer that is packed by gzip, by its `Accept-Encoding` headers (RFC 9110, 12.5.3). A client that sends
+/// none takes everything by the standard, but none that packs is known to send none.
+pub(super) fn takes_gzip(headers: &HeaderMap) -> bool {
+    let (mut named, mut any) = (None, None);
+    for value in headers.get_all(header::ACCEPT_ENCODING) {
+        for coding in String::from_utf8_lossy(value.as_bytes()).split(',') {
+            let mut parts = coding.split(';').map(str::trim);
+            let name = parts.next().unwrap_or_default();
+            let quality = parts.next().map_or(Some(1_000), |weight| {
+                let (key, value) = weight.split_once('=')?;
+                thousandths(value.trim()).filter(|_| key.trim().eq_ignore_ascii_case("q"))
+            });
+            let taken = quality.is_some_and(|quality| quality > 0);
+            match name {
+                "*" => any = any.or(Some(taken)),
+                name if ["gzip", "x-gzip"].iter().any(|gzip| name.eq_ignore_ascii_case(gzip)) => {
+                    named = named.or(Some(taken))
+                }
+                _ => {}
+            }
+        }
+    }
+    named.or(any).unwrap_or(false)
 }
 
 /// The highest quality with which a format was named, in thousandths, and where it was named so first.
@@ -121,6 +146,30 @@ mod tests {
             headers.append(header::ACCEPT, HeaderValue::from_bytes(list.as_bytes()).expect("a header"));
         }
         format(&headers)
+    }
+
+    #[test]
+    fn only_who_takes_gzip_gets_it() {
+        let of = |lists: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for list in lists {
+                headers.append(header::ACCEPT_ENCODING, HeaderValue::from_bytes(list.as_bytes()).expect("a header"));
+            }
+            takes_gzip(&headers)
+        };
+        let takes: [&[&str]; 7] = [
+            &["gzip"],
+            &["GZIP;q=0.5"],
+            &["deflate, gzip;q=1.0, *;q=0.5"],
+            &["br", "x-gzip"],
+            &["*"],
+            &["gzip , br"],
+            &["*;q=0,gzip"],
+        ];
+        let refuses: [&[&str]; 8] =
+            [&[], &[""], &["identity"], &["gzip;q=0"], &["gzip;q=0.000"], &["*, gzip;q=0"], &["gzip;q=x"], &["gzipx"]];
+        assert!(takes.iter().all(|lists| of(lists)), "{takes:?}");
+        assert!(!refuses.iter().any(|lists| of(lists)), "{refuses:?}");
     }
 
     #[test]

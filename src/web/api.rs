@@ -15,6 +15,7 @@ use highwater_core::ring::{QueryError, Reader};
 use highwater_core::source::{Skipped, provenance};
 use highwater_core::wire;
 use highwater_engine::node::Node;
+use highwater_engine::pods::{GpuPods, PodRow};
 use highwater_engine::recording::curve::Curve;
 use highwater_engine::shared_state::SharedState;
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,8 @@ struct GpuAnswer {
     temperature_celsius: Option<f64>,
     /// Processes with a context on it, as the driver listed them last; `null` if it does not.
     processes: Option<Vec<ProcessAnswer>>,
+    /// The containers that have it, where the kubelet is asked; `null` if that is not known.
+    pods: Option<Vec<PodAnswer>>,
     /// How far back its memory is kept.
     oldest_unix_nano: Option<i64>,
     /// Its newest reading.
@@ -91,10 +94,24 @@ struct GpuAnswer {
 struct ProcessAnswer {
     pid: u32,
     used_bytes: Option<u64>,
+    /// Its namespace and pod, as `research/llama-0`; `null` if it is in none, or that is not known.
+    pod: Option<String>,
+}
+
+/// A container that was given a GPU, or whose processes hold memory on it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+struct PodAnswer {
+    namespace: String,
+    pod: String,
+    /// Empty if it is not known.
+    container: String,
+    /// What its processes hold on the GPU; `null` if it is not known.
+    used_bytes: Option<u64>,
 }
 
 impl GpuAnswer {
-    fn of(gpu: &GpuState, ring: &Reader, shift_ns: i64) -> Self {
+    fn of(gpu: &GpuState, ring: &Reader, pods: Option<GpuPods>, shift_ns: i64) -> Self {
         let used = ring.newest_ns().and_then(|newest_ns| ring.at(newest_ns).ok().flatten());
         let (device, is_up) = (gpu.device.clone(), gpu.health() == Health::Up);
         let peak = ring.newest_ns().and_then(|to_ns| {
@@ -103,7 +120,14 @@ impl GpuAnswer {
         });
         let medium = gpu.medium().filter(|_| is_up).map(|latest| latest.reading);
         let processes = gpu.processes().filter(|_| is_up);
-        let process = |process: &Process| ProcessAnswer { pid: process.pid, used_bytes: process.used_bytes };
+        let process = |process: &Process| ProcessAnswer {
+            pid: process.pid,
+            used_bytes: process.used_bytes,
+            pod: pods
+                .as_ref()
+                .and_then(|pods| pods.of_process(process.pid))
+                .map(|row| format!("{}/{}", row.namespace, row.pod)),
+        };
         Self {
             gpu: device.index,
             uuid: Some(device.uuid),
@@ -122,6 +146,7 @@ impl GpuAnswer {
             power_limit_watts: gpu.rare().and_then(|latest| latest.reading.power_limit_watts),
             temperature_celsius: medium.and_then(|medium| medium.temperature_celsius),
             processes: processes.map(|latest| latest.reading.iter().map(process).collect()),
+            pods: pods.map(|pods| pods.rows.into_iter().map(pod_answer).collect()),
             oldest_unix_nano: ring.oldest_ns().map(|at_ns| at_ns + shift_ns),
             newest_unix_nano: ring.newest_ns().map(|at_ns| at_ns + shift_ns),
         }
@@ -130,6 +155,10 @@ impl GpuAnswer {
     fn skipped(gpu: &Skipped) -> Self {
         Self { gpu: gpu.index.clone(), trouble: Some(gpu.reason.clone()), ..Self::default() }
     }
+}
+
+fn pod_answer(PodRow { namespace, pod, container, used_bytes }: PodRow) -> PodAnswer {
+    PodAnswer { namespace, pod, container, used_bytes }
 }
 
 /// All GPUs of the node.
@@ -144,7 +173,8 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, P
 pub(super) fn gpus_now(state: &SharedState) -> Result<GpusAnswer, String> {
     let node = node_of(state)?;
     let shift_ns = node.clock.unix_shift_ns();
-    let gpus = node.gpus.iter().zip(node.rings.iter()).map(|(gpu, ring)| GpuAnswer::of(gpu, ring, shift_ns));
+    let of = |(gpu, ring): (&GpuState, &Reader)| GpuAnswer::of(gpu, ring, state.pods.of(&gpu.device.uuid), shift_ns);
+    let gpus = node.gpus.iter().zip(node.rings.iter()).map(of);
     let skipped = node.source.skipped().iter().map(GpuAnswer::skipped);
     let source = node.source.description();
     let simulated = provenance::is_simulated(&source);

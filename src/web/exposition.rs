@@ -6,6 +6,7 @@
 
 use super::answers::{Answer, Answers};
 use crate::export::prometheus::Format;
+use crate::gzip;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -16,31 +17,43 @@ const OLDEST: Duration = Duration::from_secs(2);
 /// How often to look whether there is.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// An exposition for each format.
+/// An exposition for each format, and for each of these packed by gzip.
 #[derive(Debug, Default)]
 pub(super) struct Expositions {
     text: Exposition,
     protobuf: Exposition,
+    packed_text: Exposition,
+    packed_protobuf: Exposition,
     making: Mutex<()>,
+}
+
+/// What a client wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) format: Format,
+    pub(super) is_packed: bool,
 }
 
 impl Expositions {
     /// Returns an exposition in this format that another request began to make after this call, or else the result of
-    /// `make`.
+    /// `make`, packed if that is wanted.
     ///
     /// # Errors
     /// Those of `make`.
     pub(super) async fn answer<E>(
         &self,
-        format: Format,
+        wanted: Wanted,
         answers: &Answers,
         make: impl FnOnce() -> Result<Vec<u8>, E>,
     ) -> Result<Arc<Answer>, E> {
-        let exposition = match format {
-            Format::Text => &self.text,
-            Format::Protobuf => &self.protobuf,
+        let (exposition, packed) = match wanted.format {
+            Format::Text => (&self.text, &self.packed_text),
+            Format::Protobuf => (&self.protobuf, &self.packed_protobuf),
         };
-        exposition.answer(&self.making, answers, make).await
+        match wanted.is_packed {
+            true => packed.answer(&self.making, answers, || Ok(gzip::pack(&make()?))).await,
+            false => exposition.answer(&self.making, answers, make).await,
+        }
     }
 }
 
@@ -152,6 +165,10 @@ mod tests {
         read(exposition.answer(&Mutex::default(), &Answers::default(), make).await.expect("it cannot fail")).await
     }
 
+    fn plain(format: Format) -> Wanted {
+        Wanted { format, is_packed: false }
+    }
+
     async fn read(answer: Arc<Answer>) -> String {
         let body = answer.response("text/plain").into_body().collect().await.expect("it is not withdrawn").to_bytes();
         String::from_utf8(body.to_vec()).expect("text")
@@ -190,8 +207,9 @@ mod tests {
         let (expositions, answers) = (Expositions::default(), Answers::default());
         let text = |first: u8| move || Ok::<_, Infallible>(vec![first; super::super::answers::MOST_BYTES * 3 / 4]);
         let read = |answer: &Arc<Answer>| answer.first_byte();
-        let ask =
-            async |format, first| expositions.answer(format, &answers, text(first)).await.expect("it cannot fail");
+        let ask = async |format, first| {
+            expositions.answer(plain(format), &answers, text(first)).await.expect("it cannot fail")
+        };
         let one = ask(Format::Text, b'1').await;
         let begun = tokio::time::Instant::now();
         tokio::time::advance(Duration::from_millis(900)).await;
@@ -225,8 +243,9 @@ mod tests {
     #[tokio::test]
     async fn formats_share_nothing_but_their_turn() {
         let (expositions, answers) = (Arc::new(Expositions::default()), Answers::default());
-        let one = expositions.answer(Format::Text, &answers, || Ok::<_, Infallible>("text".into())).await;
-        let other = expositions.answer(Format::Protobuf, &answers, || Ok::<_, Infallible>("protobuf".into())).await;
+        let one = expositions.answer(plain(Format::Text), &answers, || Ok::<_, Infallible>("text".into())).await;
+        let other =
+            expositions.answer(plain(Format::Protobuf), &answers, || Ok::<_, Infallible>("protobuf".into())).await;
         assert_eq!(read(one.expect("it cannot fail")).await, "text");
         assert_eq!(read(other.expect("it cannot fail")).await, "protobuf");
         // While one is made, the other waits.
@@ -234,7 +253,7 @@ mod tests {
         let waiting = Arc::clone(&expositions);
         let asked = tokio::spawn(async move {
             let answers = Answers::default();
-            let made = waiting.answer(Format::Protobuf, &answers, || Ok::<_, Infallible>("later".into()));
+            let made = waiting.answer(plain(Format::Protobuf), &answers, || Ok::<_, Infallible>("later".into()));
             read(made.await.expect("it cannot fail")).await
         });
         while expositions.protobuf.waiting.load(Ordering::Relaxed) < 1 && !asked.is_finished() {

@@ -47,7 +47,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing;
-use exposition::Expositions;
+use exposition::{Expositions, Wanted};
 use gate::Gate;
 pub use now::{now, process_ids_of};
 use problem::Problem;
@@ -133,13 +133,19 @@ async fn metrics(
     headers: HeaderMap,
     expositions: Arc<Expositions>,
 ) -> Response {
-    let format = accept::format(&headers);
+    let wanted = Wanted { format: accept::format(&headers), is_packed: accept::takes_gzip(&headers) };
+    let format = wanted.format;
     site.note_scrape(peer.as_ref().map(|Extension(peer)| peer), &headers);
-    let made = expositions.answer(format, &site.answers.0, || heap::making(|| format.encode(site.snapshots.collect())));
+    let made = expositions.answer(wanted, &site.answers.0, || heap::making(|| format.encode(site.snapshots.collect())));
     match made.await {
         Ok(made) => {
             let mut response = made.response(format.content_type());
-            response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
+            let headers = response.headers_mut();
+            headers.insert(header::VARY, HeaderValue::from_static("accept, accept-encoding"));
+            // An answer that was withdrawn is a problem in plain text.
+            if wanted.is_packed && response.status() == StatusCode::OK {
+                response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            }
             response
         }
         Err(error) => {

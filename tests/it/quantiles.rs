@@ -1,12 +1,13 @@
 //! Quantiles of durations in a real Prometheus, from native histograms and from buckets, against the durations of the
 //! same steps in the API.
 
-use crate::daemon::{Daemon, agent};
+use crate::daemon::{Daemon, agent, wide};
 use crate::process::eventually;
 use crate::scraper::Scraper;
 use crate::tools;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const DATA_WITHIN: Duration = Duration::from_secs(90);
@@ -34,12 +35,38 @@ fn a_scraper_gets_the_format_that_it_prefers() {
         let request = agent().get(format!("http://{}/metrics", daemon.address())).header("accept", &accept);
         let mut answer = request.call().expect("an exposition");
         let header = |name: &str| answer.headers()[name].to_str().expect("text").to_owned();
-        assert_eq!((header("content-type"), header("vary")), (expected.to_owned(), "accept".to_owned()), "{accept}");
+        assert_eq!(
+            (header("content-type"), header("vary")),
+            (expected.to_owned(), "accept, accept-encoding".to_owned()),
+            "{accept}"
+        );
         let length: usize = header("content-length").parse().expect("a number");
         let body = answer.body_mut().read_to_vec().expect("all of it");
         assert!(body.len() == length && length > 1_000);
         assert_eq!(body.starts_with(b"# HELP highwater_gpu_info"), expected == text, "{accept}");
     }
+}
+
+/// Prometheus asks for gzip. What it gets is the same, in far fewer bytes.
+#[test]
+fn a_scraper_that_takes_gzip_gets_it() {
+    let (_folder, source) = wide(0..8, "offset = \"1 h\"\nevery = \"1 h\"\nfor = \"1 s\"");
+    let daemon = Daemon::start(&["serve", "--source", &source]).ready();
+    eventually(DATA_WITHIN, "phases of each rank", || {
+        (daemon.metrics().matches("highwater_phase_duration_seconds_count").count() >= 16).then_some(())
+    });
+    let whole = daemon.metrics();
+    let request = agent().get(format!("http://{}/metrics", daemon.address())).header("accept-encoding", "gzip");
+    let mut answer = request.call().expect("an exposition");
+    assert_eq!(answer.headers()["content-encoding"], "gzip");
+    let packed = answer.body_mut().read_to_vec().expect("all of it");
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(&packed[..]).read_to_string(&mut text).expect("gzip of text");
+    let names = |text: &str| -> BTreeSet<String> {
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).map(str::to_owned).collect()
+    };
+    assert_eq!(names(&text), names(&whole));
+    assert!(packed.len() * 8 < text.len(), "{} of {} bytes", packed.len(), text.len());
 }
 
 #[test]

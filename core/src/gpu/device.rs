@@ -7,6 +7,10 @@ pub struct Device {
     pub index: String,
     /// NVML's UUID, with its `GPU-` or `MIG-` prefix.
     pub uuid: String,
+    /// The number of its device file: 3 for `/dev/nvidia3`. A MIG instance has its GPU's.
+    pub minor: Option<u32>,
+    /// The id of the GPU instance, of a MIG instance.
+    pub gpu_instance: Option<u32>,
     /// Product name.
     pub name: Option<String>,
     /// PCI bus id, as `00000000:1B:00.0`.

@@ -24,6 +24,7 @@ impl Gpus {
         for (position, device) in devices.iter().enumerate() {
             by_name.insert(device.index.clone(), position);
             by_name.insert(device.uuid.to_ascii_lowercase(), position);
+            by_name.extend(device_file(device).map(|file| (file, position)));
             // A MIG instance shares its parent's bus id, and the parent stands before it.
             if let Some(bus_id) = &device.pci_bus_id {
                 by_name.entry(bus_id_key(bus_id)).or_insert(position);
@@ -75,19 +76,31 @@ impl Gpus {
         *if seen.len() == 1 { seen.first() } else { seen.get(local_rank?) }?
     }
 
-    /// Positions of the GPUs with these UUIDs, in the node's order, which is CUDA's among equal GPUs.
+    /// Positions of the GPUs with these UUIDs or device files, in the node's order, which is CUDA's among equal GPUs.
     ///
     /// # Errors
-    /// The first UUID that is not known.
-    pub fn with_uuids<'a>(&self, uuids: &'a [String]) -> Result<Vec<usize>, &'a str> {
+    /// The first name that is not known.
+    pub fn with_names<'a>(&self, names: &'a [String]) -> Result<Vec<usize>, &'a str> {
         let found: BTreeSet<usize> =
-            uuids.iter().map(|uuid| self.find(uuid).ok_or(uuid.as_str())).collect::<Result<_, _>>()?;
+            names.iter().map(|name| self.find(name).ok_or(name.as_str())).collect::<Result<_, _>>()?;
         Ok(found.into_iter().collect())
     }
 
-    fn find(&self, name: &str) -> Option<usize> {
+    /// The position of the device with this name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<usize> {
         let key = name.to_ascii_lowercase();
         self.by_name.get(&key).or_else(|| self.by_name.get(&bus_id_key(&key))).copied()
+    }
+}
+
+/// The name of a device by its file: `/dev/nvidia3`, and `/dev/nvidia3/gi7` of the GPU instance 7 on it.
+fn device_file(device: &Device) -> Option<String> {
+    let gpu = format!("/dev/nvidia{}", device.minor?);
+    match (&device.parent_uuid, device.gpu_instance) {
+        (None, _) => Some(gpu),
+        (Some(_), Some(instance)) => Some(format!("{gpu}/gi{instance}")),
+        (Some(_), None) => None,
     }
 }
 
@@ -133,6 +146,22 @@ mod tests {
     }
 
     #[test]
+    fn a_device_file_names_a_gpu_or_an_instance_on_it() {
+        let gpu = |uuid: &str, minor| Device { uuid: uuid.into(), minor, ..Device::default() };
+        let instance = |uuid: &str, gpu_instance| Device {
+            parent_uuid: Some("GPU-aa".into()),
+            gpu_instance,
+            ..gpu(uuid, Some(4))
+        };
+        let instances = [instance("MIG-bb", Some(7)), instance("MIG-cc", None), instance("MIG-dd", Some(1))];
+        let gpus = Gpus::new(&[&[gpu("GPU-aa", Some(4))], &instances[..], &[gpu("GPU-ee", None)]].concat());
+        let find = |file| gpus.find(file);
+        assert_eq!(find("/dev/nvidia4"), Some(0), "an instance does not take its GPU's name");
+        assert_eq!([find("/dev/nvidia4/gi7"), find("/dev/nvidia4/gi1")], [Some(1), Some(3)]);
+        assert_eq!([find("/dev/nvidia0"), find("/dev/nvidia4/gi2")], [None, None]);
+    }
+
+    #[test]
     fn visible_devices_with_the_local_rank_find_the_gpu() {
         let visible = |visible, local_rank| node().visible(Some(visible), local_rank, None);
         assert_eq!(visible("0,1", Some(1)), Some(2));
@@ -147,11 +176,11 @@ mod tests {
     #[test]
     fn in_a_container_indexes_count_among_the_gpus_that_it_was_given() {
         let uuids = |uuids: &[&str]| uuids.iter().map(|uuid| (*uuid).to_owned()).collect::<Vec<_>>();
-        let given = node().with_uuids(&uuids(&["GPU-cc"])).expect("known");
+        let given = node().with_names(&uuids(&["GPU-cc"])).expect("known");
         assert_eq!(given, [2]);
-        assert_eq!(node().with_uuids(&uuids(&["GPU-cc", "GPU-aa"])), Ok(vec![0, 2]), "in the node's order");
+        assert_eq!(node().with_names(&uuids(&["GPU-cc", "GPU-aa"])), Ok(vec![0, 2]), "in the node's order");
         // Its second would be taken for its first.
-        assert_eq!(node().with_uuids(&uuids(&["GPU-a", "GPU-cc"])), Err("GPU-a"));
+        assert_eq!(node().with_names(&uuids(&["GPU-a", "GPU-cc"])), Err("GPU-a"));
         let visible = |visible, local_rank| node().visible(visible, local_rank, Some(&given));
         assert_eq!(visible(Some("0"), None), Some(2), "its first, which is the node's second");
         assert_eq!(visible(None, None), Some(2), "its only one");

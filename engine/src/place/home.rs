@@ -28,14 +28,14 @@ pub const MOST_UNLINKED: usize = 64;
 
 /// Where a process runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct At {
+pub(crate) struct At {
     pub home: Home,
     /// Since when it is known to run there, nanoseconds of the timeline.
     pub since_ns: i64,
 }
 
 /// Processes read recently.
-pub(super) struct Homes {
+pub(crate) struct Homes {
     proc: PathBuf,
     /// Identifies the containers; `None` if no kubelet is configured.
     kubelet: Option<Arc<Kubelet>>,

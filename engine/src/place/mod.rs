@@ -137,10 +137,10 @@ impl Places {
 
     /// Positions of the GPUs that a container was given. If the driver does not list every one of them, returns no
     /// position at all: it would be unknown which GPU an index means.
-    fn positions(&self, gpus: &Gpus, uuids: &[String]) -> Vec<usize> {
-        gpus.with_uuids(uuids).unwrap_or_else(|unknown| {
+    fn positions(&self, gpus: &Gpus, names: &[String]) -> Vec<usize> {
+        gpus.with_names(names).unwrap_or_else(|unknown| {
             if !self.warned_unknown.swap(true, Ordering::Relaxed) {
-                tracing::warn!(uuid = unknown, "the kubelet gave a container a GPU that the driver does not list");
+                tracing::warn!(device = unknown, "the kubelet gave a container a GPU that the driver does not list");
             }
             Vec::new()
         })

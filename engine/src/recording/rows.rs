@@ -178,6 +178,7 @@ impl RecordingReader {
                 driver_version: text(row, 7)?,
                 memory_total_bytes: number(row, 8)?,
                 memory_reserved_bytes: number(row, 9)?,
+                ..Device::default()
             };
             Ok((needed::<u32>(row, 0)?, (device, number(row, 10)?)))
         })?;

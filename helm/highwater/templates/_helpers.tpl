@@ -71,12 +71,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The container's resources. What the push queue takes in memory comes on top of the limit, if that is in mebibytes. */}}
+{{/* The container's resources. What the push queue and the kubelet's answers take in memory comes on top of the limit, if that is in mebibytes. */}}
 {{- define "highwater.resources" -}}
 {{- $resources := deepCopy .Values.resources -}}
 {{- $memory := dig "limits" "memory" "" $resources | toString -}}
 {{- if regexMatch "^[0-9]+Mi$" $memory -}}
-{{- $all := add (trimSuffix "Mi" $memory | int64) (include "highwater.queueMebibytes" . | int64) -}}
+{{- $all := add (trimSuffix "Mi" $memory | int64) (include "highwater.queueMebibytes" . | int64) (ternary 24 0 .Values.kubelet.enabled) -}}
 {{- $_ := set $resources.limits "memory" (printf "%dMi" $all) -}}
 {{- end -}}
 {{- toYaml $resources -}}

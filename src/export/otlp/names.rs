@@ -106,6 +106,10 @@ names! {
     GPU_XID_ERRORS => "highwater.gpu.xid.errors" "{error}" CountInt;
     GPU_XID_LAST => "highwater.gpu.xid.last_time" "s" Gauge;
     PROCESS_MEMORY_USED => "highwater.process.gpu.memory.usage" "By" UpDown;
+    GPU_POD_INFO => "highwater.gpu.pod.info" "1" GaugeInt;
+    POD_MEMORY_USED => "highwater.pod.gpu.memory.usage" "By" UpDown;
+    GPU_MEMORY_OUTSIDE_PODS => "highwater.gpu.memory.outside_pods" "By" UpDown;
+    KUBELET_UP => "highwater.kubelet.up" "1" GaugeInt;
     JOB_INFO => "highwater.job.info" "1" GaugeInt;
     JOB_CONFLICTS => "highwater.job.conflicts" "{conflict}" CountInt;
     JOB_STEP => "highwater.job.step" "1" GaugeInt;

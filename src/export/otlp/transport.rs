@@ -12,16 +12,14 @@ use super::reply::{self, MOST_RESPONSE_BYTES, Reply};
 use super::settings::{Endpoint, Protocol};
 use super::stats::Signal;
 use super::tls::tls_config;
+use crate::gzip;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use highwater_engine::dial::{Connector, Dial, with_causes};
 use highwater_engine::grpc::HttpClient;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use std::io::Write as _;
 use std::sync::Arc;
 
 /// A client for one endpoint.
@@ -103,7 +101,7 @@ impl ReceiverClient {
         for (name, value) in self.endpoint.headers.iter() {
             request = request.header(name, value);
         }
-        let payload = match self.endpoint.gzip.then(|| gzip(&payload)) {
+        let payload = match self.endpoint.gzip.then(|| Bytes::from(gzip::pack(&payload))) {
             Some(packed) => {
                 request = request.header("content-encoding", "gzip");
                 packed
@@ -118,11 +116,4 @@ fn client(connector: Connector, is_http2: bool) -> HttpClient {
     let mut builder = Client::builder(TokioExecutor::new());
     builder.http2_only(is_http2).pool_timer(TokioTimer::new()).pool_max_idle_per_host(1);
     builder.build(connector)
-}
-
-fn gzip(payload: &[u8]) -> Bytes {
-    let mut packed = GzEncoder::new(Vec::with_capacity(payload.len() / 4), Compression::fast());
-    // Writing to memory does not fail.
-    let done = packed.write_all(payload).and_then(|()| packed.finish());
-    done.map(Bytes::from).unwrap_or_default()
 }

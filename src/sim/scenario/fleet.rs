@@ -29,6 +29,7 @@ impl Fleet {
         self.devices.push(Device {
             index: index.to_string(),
             uuid: uuid.clone(),
+            minor: u32::try_from(index).ok(),
             name: Some(group.name.clone()),
             pci_bus_id: Some(format!("00000000:{:02X}:00.0", index + 1)),
             memory_total_bytes: Some(group.total.0),
@@ -40,6 +41,8 @@ impl Fleet {
             self.devices.push(Device {
                 index: format!("{index}:{position}"),
                 uuid: self::uuid("MIG", &[seed, index as u64, position as u64]),
+                minor: u32::try_from(index).ok(),
+                gpu_instance: u32::try_from(position + 1).ok(),
                 name: Some(format!("{} MIG {}", group.name, instance.profile)),
                 pci_bus_id: Some(format!("00000000:{:02X}:00.0", index + 1)),
                 parent_uuid: Some(uuid.clone()),

@@ -30,7 +30,11 @@ function holders(feed, gpu) {
     add("cached", whose, reserved - Math.min(allocated ?? reserved, reserved), "--c0", true);
     add("outside the allocator", whose, outside ?? 0, "--c1");
   }
-  const nameOf = (pid) => { const rank = all.find((one) => one.pid === pid); return `process ${pid}${rank ? `, ${rank.job} rank ${rank.rank}` : ""}`; };
+  const podOf = new Map((gpu.processes ?? []).map(({ pid, pod }) => [pid, pod]));
+  const nameOf = (pid) => {
+    const rank = all.find((one) => one.pid === pid), pod = podOf.get(pid);
+    return `process ${pid}${rank ? `, ${rank.job} rank ${rank.rank}` : ""}${pod ? `, pod ${pod}` : ""}`;
+  };
   const others = [...left].filter(([, bytes]) => bytes !== null).sort((a, b) => b[1] - a[1]);
   for (const [pid, bytes] of others.slice(0, MOST_OTHERS)) add("other process", nameOf(pid), bytes, "--c3");
   const more = others.slice(MOST_OTHERS);
@@ -41,14 +45,23 @@ function holders(feed, gpu) {
   return parts;
 }
 
+// The pods that have a GPU, in a sentence; none where the kubelet is not asked.
+function podsPart(gpu) {
+  if (!gpu.pods) return [];
+  const named = ({ namespace, pod, container, used_bytes: bytes }) =>
+    `${namespace}/${pod}${container ? ` (${container})` : ""}${bytes === null ? "" : `, ${gib(bytes)}`}`;
+  const text = gpu.pods.length === 0 ? "No pod has this GPU." : `Pods with this GPU: ${gpu.pods.map(named).join("; ")}.`;
+  return [element("p", {}, text)];
+}
+
 // A bar of the parts, and a table with their bytes.
 function holdersPart(feed, gpu) {
   const parts = holders(feed, gpu), title = element("h2", {}, `What the memory of GPU ${gpu.gpu} is`);
-  if (!parts) return [title, element("p", {}, "Its memory is not known now.")];
+  if (!parts) return [title, element("p", {}, "Its memory is not known now."), ...podsPart(gpu)];
   const total = parts.reduce((sum, { bytes }) => sum + bytes, 0);
   const text = ({ what, whose, bytes }) => `${what}${whose ? `, ${whose}` : ""}: ${gib(bytes)}`;
   const alpha = ({ faint }) => faint ? 0.45 : 1;
   const bar = partsBar(parts.map((part) => ({ title: text(part), color: part.color, alpha: alpha(part), share: part.bytes / total })));
   const rows = parts.map((part) => [colored(part.what, part.color, alpha(part)), part.whose, gib(part.bytes), ratio(part.bytes / gpu.usable)]);
-  return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), element("p", { class: "note" }, HOLDERS_NOTE)];
+  return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), ...podsPart(gpu), element("p", { class: "note" }, HOLDERS_NOTE)];
 }

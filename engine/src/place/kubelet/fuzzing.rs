@@ -19,7 +19,10 @@ pub fn kubelet(data: &[u8]) {
     for pod in &pods.pods {
         let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
         let uuids = listed.find(&Container { namespace, pod, name: None, id: None }).unwrap_or_default();
-        assert!(uuids.iter().all(|uuid| uuid.starts_with("GPU-") || uuid.starts_with("MIG-")), "{uuids:?}");
+        assert!(
+            uuids.iter().all(|name| ["GPU-", "MIG-", "/dev/nvidia"].iter().any(|kind| name.starts_with(kind))),
+            "{uuids:?}"
+        );
     }
     if let Ok(Home::Container(container)) = home {
         listed.find(&container);

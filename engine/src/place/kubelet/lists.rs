@@ -16,10 +16,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The shortest time from one list to the next.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The time from one list to the next while nobody wants one sooner: how late a pod's begin and end are seen.
+pub const POLL_PERIOD: Duration = Duration::from_secs(5);
+/// The longest of the growing pauses while the kubelet gives no list.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long the last list is used while the kubelet, which may be restarting, gives no other.
+const KEEP_LIST_NS: i64 = 60 * SECOND_NS;
 /// How long a call to the kubelet may take, and therefore how long it may delay a shutdown.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest time from one list to the next for a container that no list contains.
@@ -27,7 +33,7 @@ const LONGEST_PATIENCE_NS: i64 = 60 * SECOND_NS;
 /// How long the names of the links are used.
 const LINKS_KEEP_NS: i64 = 100 * MILLISECOND_NS;
 /// The largest answer that is read, bytes. It is the limit of the kubelet's own clients.
-const MOST_RESPONSE_BYTES: usize = 16 << 20;
+pub const MOST_RESPONSE_BYTES: usize = 16 << 20;
 
 /// Why the kubelet gave no list.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +70,8 @@ pub struct Kubelet {
     socket: PathBuf,
     container_logs: PathBuf,
     listed: ArcSwapOption<Listed>,
+    /// The last list that the kubelet gave, which [`listed`](Self::listed) is too unless a later call failed.
+    last_good: ArcSwapOption<Listed>,
     /// The list must be of this time or later, nanoseconds of the timeline.
     wanted_ns: AtomicI64,
     /// The names in that folder, and when they were read, nanoseconds of the timeline.
@@ -76,7 +84,7 @@ pub struct Kubelet {
 
 /// One list: of each pod, by namespace and name, its containers with GPUs.
 #[derive(Debug)]
-pub(super) struct Listed {
+pub struct Listed {
     /// The list was current at some moment at or after this time, nanoseconds of the timeline.
     at_ns: i64,
     pods: HashMap<(String, String), Vec<Given>>,
@@ -84,18 +92,20 @@ pub(super) struct Listed {
 
 /// The GPUs that one container was given.
 #[derive(Debug)]
-pub(super) struct Given {
+struct Given {
     container: String,
-    uuids: Vec<String>,
+    /// Each GPU's UUID or device file.
+    names: Vec<String>,
 }
 
 impl Listed {
     pub(super) fn new(at_ns: i64, pods: &wire::Pods) -> Self {
         let given = |container: &wire::ContainerResources| {
-            let mut uuids: Vec<String> = device_ids(container).filter_map(uuid).map(str::to_owned).collect();
-            uuids.sort_unstable();
-            uuids.dedup();
-            (!uuids.is_empty()).then(|| Given { container: container.name.clone(), uuids })
+            let plugins = device_ids(container).filter_map(device_name);
+            let mut names: Vec<String> = plugins.chain(claimed(container).filter_map(claimed_name)).collect();
+            names.sort_unstable();
+            names.dedup();
+            (!names.is_empty()).then(|| Given { container: container.name.clone(), names })
         };
         let of_pod = |pod: &wire::Pod| {
             ((pod.namespace.clone(), pod.name.clone()), pod.containers.iter().filter_map(given).collect())
@@ -111,7 +121,14 @@ impl Listed {
             // Several containers have GPUs, and it is unknown which of them the process is in. Do not guess.
             (None, _) => return None,
         };
-        Some(given.uuids.clone())
+        Some(given.names.clone())
+    }
+
+    /// Each container with GPUs: namespace, pod, container, and its GPUs' UUIDs or device files.
+    pub(crate) fn containers(&self) -> impl Iterator<Item = (&str, &str, &str, &[String])> {
+        self.pods.iter().flat_map(|((namespace, pod), containers)| {
+            containers.iter().map(move |given| (&**namespace, &**pod, &*given.container, &*given.names))
+        })
     }
 }
 
@@ -123,6 +140,7 @@ impl Kubelet {
             socket: settings.socket.clone()?,
             container_logs: settings.container_logs.clone(),
             listed: ArcSwapOption::empty(),
+            last_good: ArcSwapOption::empty(),
             wanted_ns: AtomicI64::new(i64::MIN),
             links: Mutex::default(),
             warned_logs: AtomicBool::new(false),
@@ -161,7 +179,7 @@ impl Kubelet {
         Ok(read)
     }
 
-    /// UUIDs of the GPUs and MIG instances that this container has at `since_ns` or later, each once. If the container's
+    /// UUIDs or device files of the GPUs and MIG instances that this container has at `since_ns` or later, each once. If the container's
     /// name is unknown and only one container of its pod has GPUs, returns those. `None` if it has none, or if that is not
     /// known yet: then the kubelet is asked again, and the caller should retry.
     #[must_use]
@@ -180,6 +198,20 @@ impl Kubelet {
         found
     }
 
+    /// The last list, unless it is too old to be used.
+    #[must_use]
+    pub(crate) fn last_list(&self, now_ns: i64) -> Option<Arc<Listed>> {
+        self.last_good.load_full().filter(|listed| now_ns.saturating_sub(listed.at_ns) <= KEEP_LIST_NS)
+    }
+
+    /// Whether the last call to the kubelet gave a list; `None` before the first.
+    #[must_use]
+    pub(crate) fn is_up(&self) -> Option<bool> {
+        let listed = self.listed.load();
+        let good = self.last_good.load();
+        listed.as_ref().map(|listed| good.as_ref().is_some_and(|good| good.at_ns == listed.at_ns))
+    }
+
     /// Requests a list of this time or later.
     fn want(&self, at_ns: i64) {
         if self.wanted_ns.fetch_max(at_ns, Ordering::SeqCst) < at_ns
@@ -189,24 +221,40 @@ impl Kubelet {
         }
     }
 
-    /// Makes a list whenever one is requested, until `stop`. To end it, unpark its thread.
-    pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool) {
+    /// Makes a list each [`POLL_PERIOD`], and whenever one is requested, until `stop`; calls `after` with the time after each. To
+    /// end it, unpark its thread.
+    pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool, after: &dyn Fn(i64)) {
         // Only one thread runs this. A second one would not be woken, but would do no other harm.
         let _ = self.thread.set(thread::current());
-        let (mut warned, mut listed_ns) = (Warned::default(), i64::MIN);
+        let (mut warned, mut listed_ns, mut failures) = (Warned::default(), i64::MIN, 0);
+        let mut due = Instant::now();
         while !stop.load(Ordering::Relaxed) {
-            if self.wanted_ns.load(Ordering::SeqCst) <= listed_ns {
-                thread::park();
+            let is_wanted = self.wanted_ns.load(Ordering::SeqCst) > listed_ns;
+            let left = due.saturating_duration_since(Instant::now());
+            if !is_wanted && !left.is_zero() {
+                thread::park_timeout(left);
                 continue;
             }
             // The answer is current at some moment after this.
             listed_ns = clock.now_ns();
             let pods = self.ask();
             warned.log_change(self, &pods);
-            // A failure clears the list: the previous one may be out of date.
-            self.listed.store(Some(Arc::new(Listed::new(listed_ns, &pods.unwrap_or_default()))));
+            failures = if pods.is_ok() { 0 } else { failures + 1 };
+            self.take(listed_ns, pods.ok().as_ref());
+            after(clock.now_ns());
+            due = Instant::now() + pause_after(failures);
             park_for(PAUSE, stop);
         }
+    }
+
+    /// Takes the kubelet's answer. A failure clears the list that [`gpus_of`](Self::gpus_of) uses: the previous one may be out of
+    /// date.
+    fn take(&self, at_ns: i64, pods: Option<&wire::Pods>) {
+        let listed = Arc::new(Listed::new(at_ns, pods.unwrap_or(&wire::Pods::default())));
+        if pods.is_some() {
+            self.last_good.store(Some(Arc::clone(&listed)));
+        }
+        self.listed.store(Some(listed));
     }
 
     fn ask(&self) -> Result<wire::Pods, KubeletError> {
@@ -235,11 +283,47 @@ fn device_ids(container: &wire::ContainerResources) -> impl Iterator<Item = &str
     container.devices.iter().flat_map(|devices| devices.device_ids.iter().map(String::as_str))
 }
 
-/// Device plugins choose device names. NVIDIA's uses the UUID, with `::N` appended if a GPU is shared.
-fn uuid(device_id: &str) -> Option<&str> {
-    let uuid = device_id.split("::").next()?;
-    (uuid.starts_with("GPU-") || uuid.starts_with("MIG-")).then_some(uuid)
+/// How long to wait for the next list after this many failures in a row.
+fn pause_after(failures: u32) -> Duration {
+    POLL_PERIOD.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(LONGEST_PAUSE)
 }
+
+/// The driver name of the devices that a container's claims have (dynamic resource allocation), and theirs.
+fn claimed(container: &wire::ContainerResources) -> impl Iterator<Item = (&str, &str)> {
+    let claims = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
+    claims.map(|resource| (&*resource.driver_name, &*resource.device_name))
+}
+
+/// A GPU's UUID or device file by a device's id, which each device plugin chooses for itself:
+/// - NVIDIA's: the UUID, with `::N` appended if the GPU is shared;
+/// - HAMi's: the UUID, with `-N` appended;
+/// - GKE's: `nvidia3`, `nvidia3/gi7` for a MIG instance, with `/vgpu1` appended if the GPU is shared.
+fn device_name(id: &str) -> Option<String> {
+    let id = id.split("::").next()?;
+    if id.starts_with("GPU-") || id.starts_with("MIG-") {
+        let is_numbered =
+            id.len() > UUID_LENGTH && id.is_char_boundary(UUID_LENGTH) && id[UUID_LENGTH..].starts_with('-');
+        return Some(if is_numbered { &id[..UUID_LENGTH] } else { id }.to_owned());
+    }
+    let mut parts = id.strip_prefix("nvidia")?.split('/');
+    let (minor, part) = (parts.next()?.parse::<u32>().ok()?, parts.next());
+    let instance = part.and_then(|part| part.strip_prefix("gi")?.parse::<u32>().ok());
+    let is_known = part.is_none_or(|part| instance.is_some() || part.starts_with("vgpu"));
+    is_known.then(|| instance.map_or_else(|| format!("/dev/nvidia{minor}"), |gi| format!("/dev/nvidia{minor}/gi{gi}")))
+}
+
+/// The length of `GPU-` or `MIG-` and a UUID.
+const UUID_LENGTH: usize = 40;
+
+/// A GPU's device file by its name in a claim: NVIDIA's driver for dynamic resource allocation names it `gpu-3`. The names of
+/// MIG instances (`gpu-3-mig-19-4`) have no id that NVML lists instances by.
+fn claimed_name((driver, device): (&str, &str)) -> Option<String> {
+    let minor = device.strip_prefix("gpu-").filter(|_| driver == DRA_DRIVER)?;
+    minor.parse::<u32>().ok().map(|minor| format!("/dev/nvidia{minor}"))
+}
+
+/// The name of NVIDIA's driver for dynamic resource allocation.
+const DRA_DRIVER: &str = "gpu.nvidia.com";
 
 /// The warnings already logged, so that each is logged once.
 #[derive(Debug, Default)]
@@ -265,9 +349,14 @@ impl Warned {
         }
         let nvidias = |devices: &&wire::ContainerDevices| devices.resource_name.starts_with("nvidia.com/");
         let all = pods.pods.iter().flat_map(|pod| &pod.containers).flat_map(|container| &container.devices);
-        let strange = all.filter(nvidias).flat_map(|devices| &devices.device_ids).find(|id| uuid(id).is_none());
+        let plugins =
+            all.filter(nvidias).flat_map(|devices| &devices.device_ids).filter(|id| device_name(id).is_none());
+        let containers = pods.pods.iter().flat_map(|pod| &pod.containers);
+        let claims =
+            containers.flat_map(claimed).filter(|claim| claim.0 == DRA_DRIVER && claimed_name(*claim).is_none());
+        let strange = plugins.map(String::as_str).chain(claims.map(|(_, device)| device)).next();
         if let Some(id) = strange.filter(|_| !std::mem::replace(&mut self.without_uuids, true)) {
-            tracing::warn!(%socket, id, "the device plugin does not name GPUs by UUID; jobs there must name theirs");
+            tracing::warn!(%socket, id, "a device has a name from which its GPU is not known: its pod is not shown, and its job must name its GPU");
         }
     }
 }
@@ -287,6 +376,7 @@ mod tests {
         let container = |(name, given): &(&str, Devices<'_>)| wire::ContainerResources {
             name: (*name).into(),
             devices: given.iter().map(devices).collect(),
+            ..wire::ContainerResources::default()
         };
         wire::Pod {
             name: name.into(),
@@ -315,7 +405,7 @@ mod tests {
     fn listed_with(settings: KubeletSettings, pods: Vec<wire::Pod>) -> Kubelet {
         let settings = KubeletSettings { socket: Some("/nowhere".into()), ..settings };
         let kubelet = Kubelet::new(&settings).expect("a socket is set");
-        kubelet.listed.store(Some(Arc::new(Listed::new(0, &wire::Pods { pods }))));
+        kubelet.take(0, Some(&wire::Pods { pods }));
         kubelet
     }
 
@@ -337,6 +427,60 @@ mod tests {
         assert_eq!(gpus("a", "mig", None), Some(vec!["MIG-4".into()]));
         assert_eq!(gpus("a", "train", Some("sidecar")), None);
         assert_eq!(gpus("c", "train", None), None);
+    }
+
+    #[test]
+    fn every_plugins_name_of_a_device_is_its_gpus() {
+        let uuid = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c";
+        let named = |id: &str| device_name(id);
+        for id in [uuid, &format!("{uuid}::3"), &format!("{uuid}-12")] {
+            assert_eq!(named(id).as_deref(), Some(uuid), "{id}");
+        }
+        assert_eq!(named("MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c").as_deref(), Some(&*uuid.replace("GPU", "MIG")));
+        for (id, file) in [
+            ("nvidia0", "/dev/nvidia0"),
+            ("nvidia12/vgpu3", "/dev/nvidia12"),
+            ("nvidia3/gi7", "/dev/nvidia3/gi7"),
+            ("nvidia3/gi7/vgpu1", "/dev/nvidia3/gi7"),
+        ] {
+            assert_eq!(named(id).as_deref(), Some(file), "{id}");
+        }
+        for id in ["", "0", "nvidia", "nvidiactl", "nvidia0/x", "nvidia99999999999", "nvidia-1", "tpu0"] {
+            assert_eq!(named(id), None, "{id}");
+        }
+        assert_eq!(claimed_name((DRA_DRIVER, "gpu-5")).as_deref(), Some("/dev/nvidia5"));
+        for claim in [(DRA_DRIVER, "gpu-5-mig-19-4"), (DRA_DRIVER, "gpu-"), ("other.com", "gpu-5")] {
+            assert_eq!(claimed_name(claim), None, "{claim:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_of_dynamic_resource_allocation_gives_gpus_too() {
+        let resource = wire::ClaimResource { driver_name: DRA_DRIVER.into(), device_name: "gpu-5".into() };
+        let claim = wire::DynamicResource { claim_resources: vec![resource] };
+        let mut claims = pod("a", "train", &[("main", &[])]);
+        claims.containers[0].dynamic_resources = vec![claim];
+        let kubelet = listed(vec![claims]);
+        assert_eq!(kubelet.gpus_of(&container("a", "train", None), 0, 0), Some(vec!["/dev/nvidia5".into()]));
+    }
+
+    #[test]
+    fn while_the_kubelet_fails_the_last_list_is_used_for_a_minute_and_pauses_grow() {
+        let settings = KubeletSettings { socket: Some("/nowhere".into()), ..KubeletSettings::default() };
+        let kubelet = Kubelet::new(&settings).expect("a socket is set");
+        assert_eq!((kubelet.is_up(), kubelet.last_list(0).is_some()), (None, false));
+        kubelet.take(0, None);
+        assert_eq!((kubelet.is_up(), kubelet.last_list(0).is_some()), (Some(false), false), "none was given");
+        kubelet
+            .take(7, Some(&wire::Pods { pods: vec![pod("a", "train", &[("m", &[("nvidia.com/gpu", &["GPU-1"])])])] }));
+        assert_eq!(kubelet.is_up(), Some(true));
+        kubelet.take(9, None);
+        assert_eq!(kubelet.is_up(), Some(false));
+        assert!(kubelet.gpus_of(&container("a", "train", None), 0, 0).is_none(), "it may have changed");
+        let at = |now_ns| kubelet.last_list(now_ns).map(|listed| listed.containers().count());
+        assert_eq!((at(7 + KEEP_LIST_NS), at(8 + KEEP_LIST_NS)), (Some(1), None));
+        let pauses = [0, 1, 2, 3, 4, 1_000].map(|failures| pause_after(failures).as_secs());
+        assert_eq!(pauses, [5, 5, 10, 20, 30, 30]);
     }
 
     #[test]
@@ -406,7 +550,7 @@ mod tests {
         let kubelet = Arc::new(Kubelet::new(&settings).expect("a socket is set"));
         let (container, stop) = (container("research", "llama-0", None), Arc::new(AtomicBool::new(false)));
         let (asked, stopped) = (Arc::clone(&kubelet), Arc::clone(&stop));
-        let runs = thread::spawn(move || asked.run(&highwater_core::clock::Manual::at(7), &stopped));
+        let runs = thread::spawn(move || asked.run(&highwater_core::clock::Manual::at(7), &stopped, &|_| {}));
         assert_eq!(kubelet.gpus_of(&container, 5, 7), None);
         let listed = loop {
             if let Some(listed) = kubelet.listed.load_full() {

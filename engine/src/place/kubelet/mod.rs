@@ -1,9 +1,8 @@
-//! Finds the GPUs that the kubelet gave to a container, for jobs whose GPU is known neither from them nor from the
-//! driver.
+//! Which GPUs the kubelet gave to each container.
 //!
-//! Enters: the kubelet's PodResources socket, and the container to look up. Leaves: UUIDs as NVML reports them.
-//! Invariants: a lookup never waits; the kubelet is asked only while a lookup needs it, at most once a second, and with
-//! growing pauses for a container that it does not know; a lookup never gets a list from before its `since_ns`, because
+//! Enters: the kubelet's PodResources socket, and the container to look up. Leaves: names of GPUs, by UUID or device file.
+//! Invariants: a lookup never waits; the kubelet is asked each five seconds, at most once a second while a lookup needs it, and
+//! with growing pauses for a container that it does not know or while it does not answer; a lookup never gets a list from before its `since_ns`, because
 //! an earlier pod of the same name may have had other GPUs. Absent on purpose: the API server.
 
 mod container;
@@ -13,4 +12,4 @@ mod lists;
 mod wire;
 
 pub use container::Home;
-pub use lists::{Kubelet, KubeletSettings};
+pub use lists::{Kubelet, KubeletSettings, MOST_RESPONSE_BYTES, POLL_PERIOD};

@@ -1,7 +1,6 @@
 //! The part of the kubelet's PodResources API, version 1, that lists the devices of each container.
 //!
-//! Enters: the answer's bytes. Leaves: messages. Other fields (processors, memory, topology) are skipped. Absent on
-//! purpose: claims of dynamic resource allocation, whose devices have driver-specific names instead of UUIDs.
+//! Enters: the answer's bytes. Leaves: messages. Other fields (processors, memory, topology) are skipped.
 
 /// The method that lists the devices of all containers of the node.
 pub(super) const LIST: &str = "/v1.PodResourcesLister/List";
@@ -31,6 +30,24 @@ pub(super) struct ContainerResources {
     pub name: String,
     #[prost(message, repeated, tag = "2")]
     pub devices: Vec<ContainerDevices>,
+    #[prost(message, repeated, tag = "5")]
+    pub dynamic_resources: Vec<DynamicResource>,
+}
+
+/// `DynamicResource`: what a claim of dynamic resource allocation gave the container.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct DynamicResource {
+    #[prost(message, repeated, tag = "4")]
+    pub claim_resources: Vec<ClaimResource>,
+}
+
+/// `ClaimResource`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ClaimResource {
+    #[prost(string, tag = "2")]
+    pub driver_name: String,
+    #[prost(string, tag = "4")]
+    pub device_name: String,
 }
 
 /// `ContainerDevices`.

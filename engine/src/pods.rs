@@ -1,0 +1,295 @@
+//! Which pods have each GPU, and how much of its memory their processes hold.
+//!
+//! Enters: the kubelet's lists, the driver's lists of processes, and the control groups of these processes. Leaves: a table for
+//! whoever shows it. A GPU may have several pods (time slicing, MPS, a pod that uses it without having asked for it), and each is
+//! a row. Invariants: what is unknown is `None`, never 0; the bytes of a GPU's rows and its rest are what was in use when its
+//! processes were listed; the number of rows is bounded. Absent on purpose: the API server, names of jobs.
+
+use crate::node::Node;
+use crate::place::home::Homes;
+use crate::place::kubelet::{Home, Kubelet};
+use arc_swap::ArcSwap;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::{GpuState, Health};
+use highwater_core::jobs::{Container, Gpus};
+use highwater_core::ring;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Rows of all GPUs together. The kubelet runs 110 pods unless it is told otherwise.
+pub const MOST_ROWS: usize = 1_024;
+/// Kubernetes has no longer names. A container with one is left out.
+pub const MOST_NAME_BYTES: usize = 253;
+/// An older list of processes says nothing about now. The driver is asked each ten seconds.
+const STALE_NS: i64 = 30 * SECOND_NS;
+
+/// The pods of a node's GPUs at one time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodTable {
+    /// Whether the kubelet gave its last list when it was asked; `None` if it is not asked.
+    pub kubelet_up: Option<bool>,
+    /// Those of each GPU or MIG instance, in the node's order; empty if the kubelet's list is not known.
+    pub gpus: Vec<GpuPods>,
+}
+
+/// The pods of one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuPods {
+    /// As of [`Device::index`](highwater_core::gpu::Device::index).
+    pub index: String,
+    /// As of [`Device::uuid`](highwater_core::gpu::Device::uuid).
+    pub uuid: String,
+    /// The containers that were given it, or whose processes hold memory on it, by name.
+    pub rows: Vec<PodRow>,
+    /// Bytes in use that no container's process holds; `None` if not known.
+    pub rest_bytes: Option<u64>,
+    /// The processes that hold memory on it and run in a container, each with the number of its row.
+    pub processes: BTreeMap<u32, usize>,
+}
+
+/// One container on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodRow {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The container's name; empty if not known.
+    pub container: String,
+    /// Bytes that its processes hold on the GPU; `None` if not known.
+    pub used_bytes: Option<u64>,
+}
+
+impl GpuPods {
+    /// The container of this process.
+    #[must_use]
+    pub fn of_process(&self, pid: u32) -> Option<&PodRow> {
+        self.rows.get(*self.processes.get(&pid)?)
+    }
+}
+
+/// The current table, which readers share.
+#[derive(Debug, Default)]
+pub struct Pods(ArcSwap<PodTable>);
+
+impl Pods {
+    /// The current table.
+    #[must_use]
+    pub fn now(&self) -> Arc<PodTable> {
+        self.0.load_full()
+    }
+
+    /// The pods of the GPU with this UUID, if they are known.
+    #[must_use]
+    pub fn of(&self, uuid: &str) -> Option<GpuPods> {
+        self.0.load().gpus.iter().find(|gpu| gpu.uuid == uuid).cloned()
+    }
+}
+
+/// Makes the table.
+pub struct PodWatch {
+    kubelet: Arc<Kubelet>,
+    homes: Homes,
+    table: Arc<Pods>,
+    /// Whether the log already says that there are too many rows.
+    warned: AtomicBool,
+}
+
+/// Namespace, pod, container.
+type Key = (String, String, String);
+/// Processes that run in containers.
+type InContainers = Vec<(u32, Key)>;
+
+impl PodWatch {
+    /// A watch that writes this table, with files of processes below `proc`.
+    #[must_use]
+    pub fn new(kubelet: Arc<Kubelet>, table: Arc<Pods>, proc: PathBuf) -> Self {
+        Self { homes: Homes::new(Some(Arc::clone(&kubelet)), proc), kubelet, table, warned: AtomicBool::new(false) }
+    }
+
+    /// Makes the table of this time; `node` is `None` while no source is open.
+    pub fn refresh(&self, node: Option<&Node>, now_ns: i64) {
+        let gpus = node.and_then(|node| self.gpus(node, now_ns)).unwrap_or_default();
+        self.table.0.store(Arc::new(PodTable { kubelet_up: self.kubelet.is_up(), gpus }));
+    }
+
+    fn gpus(&self, node: &Node, now_ns: i64) -> Option<Vec<GpuPods>> {
+        let listed = self.kubelet.last_list(now_ns)?;
+        let names = Gpus::new(node.source.devices());
+        let mut given: Vec<BTreeMap<Key, Option<u64>>> = vec![BTreeMap::new(); node.gpus.len()];
+        for (namespace, pod, container, gpus) in listed.containers() {
+            if [namespace, pod, container].iter().any(|name| name.len() > MOST_NAME_BYTES) {
+                continue;
+            }
+            let key = (namespace.to_owned(), pod.to_owned(), container.to_owned());
+            for position in gpus.iter().filter_map(|gpu| names.find(gpu)) {
+                given[position].insert(key.clone(), None);
+            }
+        }
+        let mut left = MOST_ROWS;
+        let is_split =
+            |gpu: &GpuState| node.gpus.iter().any(|of| of.device.parent_uuid.as_ref() == Some(&gpu.device.uuid));
+        let gpus = node.gpus.iter().zip(node.rings.iter()).zip(given).map(|((gpu, ring), mut rows)| {
+            // The processes of its MIG instances are listed for the GPU too, and would count twice.
+            let (of_processes, rest_bytes) = match is_split(gpu) {
+                true => Default::default(),
+                false => self.add_memory(gpu, ring, &mut rows, now_ns).unwrap_or_default(),
+            };
+            let row = |((namespace, pod, container), used_bytes)| PodRow { namespace, pod, container, used_bytes };
+            let all = rows.len();
+            let number = |key: &Key| rows.keys().position(|one| one == key).filter(|number| *number < left);
+            let processes = of_processes.iter().filter_map(|(pid, key)| Some((*pid, number(key)?))).collect();
+            let rows: Vec<PodRow> = rows.into_iter().take(left).map(row).collect();
+            left -= rows.len();
+            if rows.len() < all && !self.warned.swap(true, Ordering::Relaxed) {
+                tracing::warn!(most = MOST_ROWS, "the GPUs of this node have more containers than are shown");
+            }
+            GpuPods { index: gpu.device.index.clone(), uuid: gpu.device.uuid.clone(), rows, rest_bytes, processes }
+        });
+        Some(gpus.collect())
+    }
+
+    /// Adds what each container's processes hold on a GPU, with containers that were not given it. Returns these processes, and
+    /// what is left of the memory in use; `None` if they are not known.
+    fn add_memory(
+        &self,
+        gpu: &GpuState,
+        ring: &ring::Reader,
+        rows: &mut BTreeMap<Key, Option<u64>>,
+        now_ns: i64,
+    ) -> Option<(InContainers, Option<u64>)> {
+        // Of an incomplete list it is not known what a container without a process in it holds.
+        let is_known = gpu.lists_all && gpu.health() == Health::Up;
+        let processes = gpu.processes().filter(|list| is_known && now_ns - list.at_ns <= STALE_NS)?;
+        rows.values_mut().for_each(|bytes| *bytes = Some(0));
+        let mut found = Vec::new();
+        for process in &processes.reading {
+            if let Home::Container(container) = self.homes.of(process.pid, now_ns).home {
+                let key = key_of(container);
+                let held = rows.entry(key.clone()).or_insert(Some(0));
+                *held = held.zip(process.used_bytes).map(|(held, more)| held.saturating_add(more));
+                found.push((process.pid, key));
+            }
+        }
+        let of_pods = rows.values().copied().sum::<Option<u64>>();
+        let used = ring.newest_ns().and_then(|newest_ns| ring.at(processes.at_ns.min(newest_ns)).ok().flatten());
+        Some((found, used.zip(of_pods).map(|(used, of_pods)| used.saturating_sub(of_pods))))
+    }
+}
+
+fn key_of(container: Container) -> Key {
+    (container.namespace, container.pod, container.name.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::Periods;
+    use highwater_core::clock::{Clock as _, Manual};
+    use highwater_core::gpu::{Device, Process};
+    use highwater_core::source::{Error, Source};
+    use std::path::Path;
+
+    /// GPU 0, GPU 1 with an instance, and nothing that is read.
+    struct Three([Device; 3]);
+
+    impl Source for Three {
+        fn description(&self) -> String {
+            "GPUs by hand".into()
+        }
+        fn devices(&self) -> &[Device] {
+            &self.0
+        }
+        fn memory_used(&self, _: usize, _: i64) -> Result<u64, Error> {
+            Err(Error::NotYet)
+        }
+        fn lists_all_processes(&self) -> bool {
+            true
+        }
+    }
+
+    fn node(clock: &Arc<Manual>) -> (Node, Vec<ring::Writer>) {
+        let device = |index: &str, uuid: &str, parent_uuid: Option<&str>| Device {
+            index: index.into(),
+            uuid: uuid.into(),
+            minor: index.parse().ok(),
+            parent_uuid: parent_uuid.map(str::to_owned),
+            ..Device::default()
+        };
+        let devices = [device("0", "GPU-0", None), device("1", "GPU-1", None), device("1:0", "MIG-1-0", Some("GPU-1"))];
+        let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+        Node::new(Arc::new(Three(devices)), Arc::clone(clock) as _, ring, Periods::default(), None).expect("room")
+    }
+
+    /// Makes a process whose control group is of the container with this id, which the kubelet's link gives this pod.
+    fn process(folder: &Path, pid: u32, container: Option<(&str, &str)>) {
+        let cgroup = container.map_or("0::/user.slice\n".to_owned(), |(digits, link)| {
+            let id = digits.repeat(32);
+            std::fs::create_dir_all(folder.join("logs")).expect("a folder");
+            std::fs::write(folder.join("logs").join(format!("{link}-{id}.log")), "").expect("written");
+            format!("0::/kubepods/cri-containerd-{id}.scope\n")
+        });
+        std::fs::create_dir_all(folder.join(pid.to_string())).expect("a folder");
+        std::fs::write(folder.join(pid.to_string()).join("cgroup"), cgroup).expect("written");
+    }
+
+    fn rows(gpu: &GpuPods) -> Vec<(String, Option<u64>)> {
+        let row = |row: &PodRow| (format!("{}/{}/{}", row.namespace, row.pod, row.container), row.used_bytes);
+        gpu.rows.iter().map(row).collect()
+    }
+
+    #[test]
+    fn each_byte_of_a_gpu_is_a_pods_or_the_rest() {
+        let folder = tempfile::tempdir().expect("a folder");
+        process(folder.path(), 5, Some(("0a", "llama-0_research_trainer")));
+        process(folder.path(), 6, Some(("0a", "llama-0_research_trainer")));
+        process(folder.path(), 7, Some(("0b", "spy_other_main")));
+        process(folder.path(), 8, None);
+        let kubelet = Arc::new(Kubelet::with_one_pod(folder.path().join("logs"), &["GPU-0", "MIG-1-0"]));
+        let clock = Arc::new(Manual::at(20 * SECOND_NS));
+        let (node, mut writers) = node(&clock);
+        let table = Arc::new(Pods::default());
+        let watch = PodWatch::new(kubelet, Arc::clone(&table), folder.path().to_owned());
+        let refresh = || {
+            watch.refresh(Some(&node), clock.now_ns());
+            table.now()
+        };
+        let trainer = "research/llama-0/trainer".to_owned();
+        let given = refresh();
+        assert_eq!(
+            given.gpus.iter().map(rows).collect::<Vec<_>>(),
+            [vec![(trainer.clone(), None)], vec![], vec![(trainer.clone(), None)]]
+        );
+        assert_eq!(given.gpus[0].rest_bytes, None, "nothing is listed yet");
+        for (at_ns, bytes) in [(1, 100), (19 * SECOND_NS, 64), (20 * SECOND_NS, 999)] {
+            writers[0].push(at_ns, bytes).expect("in order");
+        }
+        let held = |pid, used_bytes| Process { pid, used_bytes };
+        let all = vec![held(5, Some(30)), held(6, Some(4)), held(7, Some(10)), held(8, Some(15))];
+        node.gpus[0].set_processes(19 * SECOND_NS, Some(all.clone()));
+        node.gpus[1].set_processes(19 * SECOND_NS, Some(vec![held(5, Some(9))]));
+        node.gpus[2].set_processes(19 * SECOND_NS, Some(vec![held(5, Some(9))]));
+        let known = refresh();
+        // It was not given the GPU, but holds memory on it.
+        let spy = "other/spy/main".to_owned();
+        assert_eq!(rows(&known.gpus[0]), [(spy.clone(), Some(10)), (trainer.clone(), Some(34))]);
+        assert_eq!(known.gpus[0].rest_bytes, Some(20), "of what was in use when they were listed");
+        assert_eq!(known.gpus[0].processes, [(5, 1), (6, 1), (7, 0)].into());
+        assert_eq!((rows(&known.gpus[1]), known.gpus[1].rest_bytes), (vec![], None), "its instance has it");
+        assert_eq!(rows(&known.gpus[2]), [(trainer.clone(), Some(9))]);
+        assert_eq!(table.of("GPU-0"), Some(known.gpus[0].clone()));
+        // A process of unknown size makes its pod and the rest unknown, and no other pod.
+        let unsized_one = all.iter().map(|one| if one.pid == 6 { held(6, None) } else { *one }).collect();
+        node.gpus[0].set_processes(20 * SECOND_NS, Some(unsized_one));
+        let partly = refresh();
+        assert_eq!(rows(&partly.gpus[0]), [(spy, Some(10)), (trainer.clone(), None)]);
+        assert_eq!(partly.gpus[0].rest_bytes, None);
+        // An old list says nothing of now: the pod that was given the GPU is known, and no bytes.
+        clock.advance_to(20 * SECOND_NS + STALE_NS + 1);
+        assert_eq!(rows(&refresh().gpus[0]), [(trainer, None)]);
+        watch.refresh(None, clock.now_ns());
+        assert_eq!(*table.now(), PodTable { kubelet_up: Some(true), gpus: vec![] }, "no source is open");
+    }
+}
