@@ -35,6 +35,8 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// A separate address for only the probes; `None` for none.
     pub health_listen: Option<SocketAddr>,
+    /// `health.restart_after`, nanoseconds.
+    pub health_restart_after_ns: Option<i64>,
     /// The fast lane's period, nanoseconds.
     pub period_ns: i64,
     /// The longest period that it backs off to, nanoseconds.
@@ -95,6 +97,7 @@ impl Default for Settings {
             nvml_library: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 10450)),
             health_listen: None,
+            health_restart_after_ns: None,
             period_ns: periods.fast_ns,
             max_period_ns: 100 * MILLISECOND_NS,
             idle_period_ns: Some(100 * MILLISECOND_NS),

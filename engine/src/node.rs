@@ -15,7 +15,8 @@ use highwater_core::ring;
 use highwater_core::source::Error;
 use highwater_core::source::{CallStats, OpenError, Source};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// One open source with everything that is read from it.
 pub struct Node {
@@ -218,13 +219,46 @@ pub struct Slot {
     trouble: ArcSwapOption<OpenError>,
     is_nvml: bool,
     library: OnceLock<Footprint>,
+    /// Since when the driver's library is missing or does not fit the driver.
+    unfit_since: Mutex<Option<Instant>>,
+    restart_after: Option<Duration>,
 }
+
+/// What is wrong for as long as this process, and its container, live: both have the driver's library that they began with.
+const UNFIT: [&str; 2] = ["library_missing", "driver_mismatch"];
 
 impl Slot {
     /// An empty slot. `is_nvml`: whether the configured source is the driver.
     #[must_use]
     pub fn empty(is_nvml: bool) -> Self {
-        Self { node: ArcSwapOption::empty(), trouble: ArcSwapOption::empty(), is_nvml, library: OnceLock::new() }
+        Self {
+            node: ArcSwapOption::empty(),
+            trouble: ArcSwapOption::empty(),
+            is_nvml,
+            library: OnceLock::new(),
+            unfit_since: Mutex::default(),
+            restart_after: None,
+        }
+    }
+
+    /// The same, which [needs a restart](Self::needs_restart) once the library has been missing or unfit for this long.
+    #[must_use]
+    pub fn with_restart_after(self, restart_after: Option<Duration>) -> Self {
+        Self { restart_after, ..self }
+    }
+
+    /// Why only a new container can read GPUs, if that is so for long enough: its library is given to it when it is created.
+    #[must_use]
+    pub fn needs_restart(&self) -> Option<String> {
+        let patience = self.restart_after?;
+        let since = (*self.unfit_since.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let trouble = self.trouble().filter(|_| since.elapsed() >= patience)?;
+        Some(format!("for {patience:?} and longer: {}", trouble.message))
+    }
+
+    fn note_fitness(&self, is_unfit: bool) {
+        let mut since = self.unfit_since.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = is_unfit.then(|| since.unwrap_or_else(Instant::now));
     }
 
     /// The current node.
@@ -263,12 +297,15 @@ impl Slot {
     pub fn fill(&self, node: Arc<Node>) {
         self.trouble.store(None);
         self.node.store(Some(node));
+        self.note_fitness(false);
     }
 
     /// Removes the node, or updates why there is none.
     pub fn clear(&self, trouble: OpenError) {
+        let is_unfit = UNFIT.contains(&trouble.reason);
         self.trouble.store(Some(Arc::new(trouble)));
         self.node.store(None);
+        self.note_fitness(is_unfit);
     }
 }
 
@@ -276,6 +313,35 @@ impl Slot {
 mod tests {
     use super::*;
     use highwater_core::clock::Manual;
+
+    #[test]
+    fn only_a_library_that_stays_unfit_needs_a_new_container() {
+        let error = |reason| OpenError { reason, message: format!("because of {reason}") };
+        let of = |patience: Option<Duration>| Slot::empty(true).with_restart_after(patience);
+        let slot = of(Some(Duration::ZERO));
+        assert_eq!(slot.needs_restart(), None);
+        for reason in ["driver_not_loaded", "no_gpus", "driver_hangs"] {
+            slot.clear(error(reason));
+            assert_eq!(slot.needs_restart(), None, "{reason} can end by itself");
+        }
+        for reason in UNFIT {
+            slot.clear(error(reason));
+            assert!(slot.needs_restart().is_some_and(|why| why.contains(&format!("because of {reason}"))), "{reason}");
+        }
+        slot.fill(Node::of_one_gpu(Arc::new(Manual::at(0))).0);
+        assert_eq!(slot.needs_restart(), None);
+        let (patient, never) = (of(Some(Duration::from_secs(3600))), of(None));
+        for slot in [&patient, &never] {
+            slot.clear(error("library_missing"));
+            assert_eq!(slot.needs_restart(), None);
+        }
+        // Each retry reports the same; the time counts from the first.
+        let first = *patient.unfit_since.lock().expect("no panic");
+        patient.clear(error("driver_mismatch"));
+        assert_eq!(*patient.unfit_since.lock().expect("no panic"), first);
+        patient.clear(error("no_gpus"));
+        assert_eq!(*patient.unfit_since.lock().expect("no panic"), None);
+    }
 
     #[test]
     fn counts_of_a_gpu_that_stays_away_are_given_up_in_the_end() {

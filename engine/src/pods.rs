@@ -1,7 +1,7 @@
 //! Which pods have each GPU, and how much of its memory their processes hold.
 //!
 //! Enters: the kubelet's lists, the driver's lists of processes, and the control groups of these processes. Leaves: a table for
-//! whoever shows it. A GPU may have several pods (time slicing, MPS, a pod that uses it without having asked for it), and each is
+//! everything that shows it. A GPU may have several pods (time slicing, MPS, a pod that uses it without having asked for it), and each is
 //! a row. Invariants: what is unknown is `None`, never 0; the bytes of a GPU's rows and its rest are what was in use when its
 //! processes were listed; the number of rows is bounded. Absent on purpose: the API server, names of jobs.
 
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Rows of all GPUs together. The kubelet runs 110 pods unless it is told otherwise.
+/// Rows of all GPUs together. The kubelet runs 110 pods by default.
 pub const MOST_ROWS: usize = 1_024;
 /// Kubernetes has no longer names. A container with one is left out.
 pub const MOST_NAME_BYTES: usize = 253;
@@ -72,9 +72,9 @@ impl GpuPods {
 
 /// The current table, which readers share.
 #[derive(Debug, Default)]
-pub struct Pods(ArcSwap<PodTable>);
+pub struct CurrentPods(ArcSwap<PodTable>);
 
-impl Pods {
+impl CurrentPods {
     /// The current table.
     #[must_use]
     pub fn now(&self) -> Arc<PodTable> {
@@ -92,7 +92,7 @@ impl Pods {
 pub struct PodWatch {
     kubelet: Arc<Kubelet>,
     homes: Homes,
-    table: Arc<Pods>,
+    table: Arc<CurrentPods>,
     /// Whether the log already says that there are too many rows.
     warned: AtomicBool,
 }
@@ -105,7 +105,7 @@ type InContainers = Vec<(u32, Key)>;
 impl PodWatch {
     /// A watch that writes this table, with files of processes below `proc`.
     #[must_use]
-    pub fn new(kubelet: Arc<Kubelet>, table: Arc<Pods>, proc: PathBuf) -> Self {
+    pub fn new(kubelet: Arc<Kubelet>, table: Arc<CurrentPods>, proc: PathBuf) -> Self {
         Self { homes: Homes::new(Some(Arc::clone(&kubelet)), proc), kubelet, table, warned: AtomicBool::new(false) }
     }
 
@@ -250,7 +250,7 @@ mod tests {
         let kubelet = Arc::new(Kubelet::with_one_pod(folder.path().join("logs"), &["GPU-0", "MIG-1-0"]));
         let clock = Arc::new(Manual::at(20 * SECOND_NS));
         let (node, mut writers) = node(&clock);
-        let table = Arc::new(Pods::default());
+        let table = Arc::new(CurrentPods::default());
         let watch = PodWatch::new(kubelet, Arc::clone(&table), folder.path().to_owned());
         let refresh = || {
             watch.refresh(Some(&node), clock.now_ns());

@@ -4,7 +4,7 @@
 //! comes and goes, jobs and findings stay; clones share their state. Absent on purpose: how the state is obtained.
 
 use crate::node::{Node, Slot};
-use crate::pods::Pods;
+use crate::pods::CurrentPods;
 use highwater_core::clock::Clock;
 use highwater_core::detect::{self, Change, Detect};
 use highwater_core::phases::{Ledger, advance_without_node};
@@ -20,7 +20,7 @@ pub struct SharedState {
     /// The findings of all nodes so far: a finding about a GPU stays when its node goes away.
     pub findings: Arc<Detect>,
     /// The pods of the node's GPUs.
-    pub pods: Arc<Pods>,
+    pub pods: Arc<CurrentPods>,
     /// The timeline: the system's, or a recording's.
     pub clock: Arc<dyn Clock>,
 }

@@ -53,6 +53,8 @@ keys! {
         |s, v| { s.listen = address(v)?; Ok(()) };
     "health.listen" = "", "A separate address for only /healthz and /readyz, such as 0.0.0.0:10451, with connections and a thread of its own and without TLS and passwords. `listen` serves them in any case.",
         |s, v| { s.health_listen = address_or_none(v)?; Ok(()) };
+    "health.restart_after" = "none", "/healthz fails once NVML's library has been missing, or did not fit the driver, for this long: in a container, only a new one gets another library. `none` for never.",
+        |s, v| { s.health_restart_after_ns = duration_or_none(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
     "web.config_file" = "", "The exporters' common web configuration file: TLS, users and passwords, a rate of requests. It is reloaded when it changes. docs/web-config.md lists what is supported.",
         |s, v| { s.web_config_file = path(v); Ok(()) };
     "web.hosts" = "", "Comma-separated names that requests may have in `Host`, beside addresses, `localhost` and the machine's name; `*` for any. If not set, other names are refused on connections to loopback addresses (against DNS rebinding) and accepted on others.",

@@ -19,6 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Builds the intake, and starts its first `hw-peer` thread, which reads senders' processes.
 pub(super) fn intake(
@@ -47,7 +48,8 @@ fn note_annotated_gpus(intake: &Intake, slot: &Arc<Slot>) {
 
 /// Builds the state that readers share. Its slot stays empty until the source is open.
 pub(super) fn state(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> SharedState {
-    let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
+    let restart_after = settings.health_restart_after_ns.map(|ns| Duration::from_nanos(ns.unsigned_abs()));
+    let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml).with_restart_after(restart_after));
     note_annotated_gpus(intake, &slot);
     SharedState {
         slot,
@@ -58,7 +60,7 @@ pub(super) fn state(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>)
     }
 }
 
-/// Starts the thread that asks the kubelet, if its socket is set, and tells `state` which pods have the GPUs. It uses the live
+/// Starts the thread that asks the kubelet, if its socket is set, and gives `state` the pods that have the GPUs. It uses the live
 /// clock even in a replay, because the kubelet's answers are about the present; a replay's GPUs are not this node's.
 pub(super) fn ask_kubelet(
     kubelet: Option<Arc<Kubelet>>,

@@ -6,9 +6,13 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use highwater_core::gpu::{GpuState, Health};
 
-/// 200 while the process answers: a node without a GPU is no reason to restart it.
-pub(super) async fn live() -> &'static str {
-    "ok\n"
+/// 200 while the process answers: a node without a GPU is no reason to restart it. 503 if only a new container can read GPUs, where
+/// `health.restart_after` says so.
+pub(super) async fn live(State(site): State<Site>) -> Result<&'static str, Problem> {
+    match site.state().slot.needs_restart() {
+        Some(why) => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why)),
+        None => Ok("ok\n"),
+    }
 }
 
 /// 200 once a source is open, its first sample has been taken, and a GPU answers; otherwise 503 with the reason.

@@ -128,6 +128,60 @@ fn everything_can_be_switched_on() {
     assert_eq!(endpoint["relabelings"][0]["targetLabel"], "instance", "series outlive the pod");
 }
 
+/// The operator sets the label to something else than "true" before it upgrades a driver: the node then has no pod of ours.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn it_leaves_nodes_whose_driver_is_upgraded_whatever_else_the_affinity_wants() {
+    let terms = |values: &str| {
+        let affinity = one(&render(values)?, "DaemonSet")["spec"]["template"]["spec"]["affinity"].clone();
+        Some(affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone())
+    };
+    let key = "nvidia.com/gpu.deploy.client";
+    let (absent, allowed) =
+        (json!({"key": key, "operator": "DoesNotExist"}), json!({"key": key, "operator": "In", "values": ["true"]}));
+    let Some(alone) = terms("") else { return };
+    assert_eq!(alone, json!([{"matchExpressions": [absent]}, {"matchExpressions": [allowed]}]));
+    // Terms are alternatives: each of the user's is wanted together with the label.
+    let zone = |name: &str| json!({"key": "zone", "operator": "In", "values": [name]});
+    let users = format!(
+        "{{affinity: {{podAffinity: {{x: 1}}, nodeAffinity: {{preferredDuringSchedulingIgnoredDuringExecution: [], \
+         requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{{matchExpressions: [{}]}}, {{matchExpressions: [{}]}}]}}}}}}}}",
+        zone("a"),
+        zone("b")
+    );
+    let expected: Vec<Value> = ["a", "b"]
+        .into_iter()
+        .flat_map(|name| [&absent, &allowed].map(|rule| json!({"matchExpressions": [zone(name), rule]})))
+        .collect();
+    assert_eq!(terms(&users), Some(json!(expected)));
+    let Some(objects) = render(&users) else { return };
+    let affinity = &one(&objects, "DaemonSet")["spec"]["template"]["spec"]["affinity"];
+    assert_eq!(affinity["podAffinity"], json!({"x": 1}));
+    let Some(none) = render("{driverUpgrades: {label: ''}}") else { return };
+    assert!(one(&none, "DaemonSet")["spec"]["template"]["spec"]["affinity"].is_null());
+}
+
+/// A chart's new version alone restarts no pod, and a setting that does not exist replaces none.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_pod_is_replaced_for_a_reason_alone() {
+    let Some(objects) = render("{commonLabels: {team: gpu}}") else { return };
+    let template = &one(&objects, "DaemonSet")["spec"]["template"];
+    let labels: Vec<&String> = template["metadata"]["labels"].as_object().expect("labels").keys().collect();
+    assert_eq!(labels, ["app.kubernetes.io/instance", "app.kubernetes.io/name", "team"]);
+    assert_eq!(template["spec"]["priorityClassName"], "system-node-critical");
+    let container = &template["spec"]["containers"][0];
+    assert_eq!(container["terminationMessagePolicy"], "FallbackToLogsOnError");
+    let args = container["args"].as_array().expect("args");
+    assert!(args.contains(&json!("--set=health.restart_after=5m")), "{args:?}");
+    let limit = |values: &str| {
+        one(&render(values).expect("helm"), "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+            ["memory"]
+            .clone()
+    };
+    assert_eq!([limit(""), limit("{kubelet: {enabled: true}}")], ["162Mi", "186Mi"]);
+}
+
 /// Whatever else is set: scrapers, senders of annotations, and the kubelet each have a separate port.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
@@ -327,6 +381,9 @@ fn values_that_cannot_work_are_refused() {
         ("{listen: {port: 80}}", "/listen/port"),
         ("{listen: {address: localhost}}", "/listen/address"),
         ("{health: {port: 443}}", "/health/port"),
+        ("{health: {restartAfter: soon}}", "/health/restartAfter"),
+        ("{config: {sampling: {peroid: 2ms}}}", "peroid"),
+        ("{config: {peroid: 2ms}}", "peroid"),
         ("{annotations: {port: 443}}", "/annotations/port"),
         ("{web: {file: x}}", "file"),
         ("{service: {internalTrafficPolicy: Node}}", "/service/internalTrafficPolicy"),

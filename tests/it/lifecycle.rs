@@ -33,6 +33,16 @@ fn without_a_driver_it_says_so_and_serves() {
     assert!(status == 503 && why.contains("/nonexistent/libnvidia-ml.so.1"), "{why}");
 }
 
+/// In a container only a new one gets another library, so the kubelet must find out.
+#[test]
+fn without_a_library_it_asks_to_be_restarted_where_that_helps() {
+    let missing = ["--nvml-library", "/nonexistent/libnvidia-ml.so.1"];
+    let daemon = Daemon::start(&["serve", missing[0], missing[1], "--set", "health.restart_after=1s"]);
+    let why = eventually(SOON, "not alive", || Some(daemon.ask("/healthz")).filter(|(status, _)| *status == 503)).1;
+    assert!(why.contains("for 1s and longer") && why.contains(missing[1]), "{why}");
+    assert!(daemon.metrics().contains("highwater_nvml_up 0"), "it goes on to answer");
+}
+
 /// The daemon is ready while one GPU answers, and not ready while none does, however many there were.
 #[test]
 fn it_is_not_ready_while_no_gpu_answers() {

@@ -143,6 +143,37 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
     assert!(valid, "{printed}");
 }
 
+/// A setting that does not exist is refused before any pod is replaced: the chart's schema names all that do. `UPDATE_EXPECT=1` writes it.
+#[test]
+fn the_charts_schema_names_every_setting() {
+    use highwater::config::KEYS;
+    use serde_json::{Map, Value, json};
+    let value = json!({});
+    let object = |properties: Map<String, Value>| json!({"type": "object", "additionalProperties": false, "properties": properties});
+    let mut all = Map::new();
+    for key in KEYS {
+        match key.name.split_once('.') {
+            None => drop(all.insert(key.name.to_owned(), value.clone())),
+            Some((table, name)) => {
+                let table = all.entry(table).or_insert_with(|| object(Map::new()));
+                table["properties"][name] = value.clone();
+            }
+        }
+    }
+    let expected = object(all);
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/helm/highwater/values.schema.json");
+    let text = std::fs::read_to_string(path).expect("the schema");
+    let schema: Value = serde_json::from_str(&text).expect("JSON");
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        let (before, rest) = text.split_once("\n    \"config\": ").expect("config");
+        let (_, after) = rest.split_once("\n    },").expect("its end");
+        let lines = serde_json::to_string_pretty(&expected).expect("JSON").replace('\n', "\n    ");
+        std::fs::write(path, format!("{before}\n    \"config\": {lines},{after}")).expect("written");
+        return;
+    }
+    assert_eq!(schema["properties"]["config"], expected, "UPDATE_EXPECT=1 writes it");
+}
+
 /// The commented example contains all defaults, and nothing else.
 #[test]
 fn the_example_file_is_the_defaults() {
