@@ -313,6 +313,20 @@ impl Slot {
 mod tests {
     use super::*;
     use highwater_core::clock::Manual;
+    use highwater_core::gpu::Rare;
+
+    #[test]
+    fn a_turn_derives_from_readings_and_moves_the_windows_of_calls() {
+        let (node, mut writer) = Node::of_one_gpu(Arc::new(Manual::at(0)));
+        let ledger = Ledger::new(highwater_core::jobs::Limits::default());
+        node.gpus[0].set_rare(0, Rare { memory_total_bytes: Some(100), ..Rare::default() });
+        for (at_ns, bytes) in [(1_000, 99), (SECOND_NS, 99), (2 * SECOND_NS, 10)] {
+            writer.push(at_ns, bytes).expect("in order");
+        }
+        node.advance(&ledger, 2 * SECOND_NS);
+        let above_ns = node.join.derived(0).pressure.above_ns();
+        assert!(above_ns.iter().all(|ns| *ns > SECOND_NS), "it was nearly full: {above_ns:?}");
+    }
 
     #[test]
     fn only_a_library_that_stays_unfit_needs_a_new_container() {

@@ -168,3 +168,22 @@ struct Datagram {
     truncated: bool,
     sender: Sender,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_datagram_that_is_longer_than_the_buffer_is_cut_off() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = Socket::bind(&folder.path().join("a.sock")).expect("bound");
+        let client = UnixDatagram::unbound().expect("a socket");
+        let mut receive = |bytes: usize| {
+            client.send_to(&vec![b'x'; bytes], socket.path()).expect("sent");
+            let Datagram { length, truncated, sender } = socket.receive(&mut [0; 8]).expect("received");
+            assert_eq!(sender.pid, Some(std::process::id()));
+            (length, truncated)
+        };
+        assert_eq!([receive(3), receive(8), receive(9)], [(3, false), (8, false), (8, true)]);
+    }
+}

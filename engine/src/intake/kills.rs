@@ -454,6 +454,21 @@ mod tests {
     }
 
     #[test]
+    fn waits_add_up_while_one_process_is_followed() {
+        let rig = Rig::new();
+        rig.watch(7, "ctr", 1);
+        rig.look(0);
+        let waited = |waited_ns: u64| {
+            rig.write("proc/7/task/7/schedstat".to_owned(), format!("1 {waited_ns} 1\n"));
+            rig.kills.waits(7).map(|waits| waits.cpu_ns)
+        };
+        assert_eq!([waited(10), waited(15), waited(18)], [Some(Some(0)), Some(Some(5)), Some(Some(8))]);
+        rig.process(7, 0, 6);
+        assert_eq!(waited(20), None, "another process has its id");
+        assert_eq!(rig.kills.waits(8), None, "nobody sends from it");
+    }
+
+    #[test]
     fn as_many_were_killed_as_the_kernel_counts_and_later_ends_are_others() {
         let rig = Rig::new();
         for pid in [1, 2, 3, 4, 5] {

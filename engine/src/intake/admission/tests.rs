@@ -607,6 +607,23 @@ fn a_message_of_nonsense_is_refused_without_a_look_at_all_of_it() {
     assert_eq!((intake.take_json(b"{nonsense}", &user(1)).refused, intake.counts.get(Outcome::OverRate)), (1, 91));
 }
 
+/// The sampler reads a GPU at its full rate once a job names it.
+#[test]
+fn whoever_listens_for_gpus_hears_of_each_event_on_one() {
+    let (intake, ..) = node();
+    let heard: Arc<std::sync::Mutex<Vec<Vec<usize>>>> = Arc::default();
+    let hears = Arc::clone(&heard);
+    intake.on_gpus(Box::new(move |gpus, _| hears.lock().expect("no panic").push(gpus.to_vec())));
+    intake.on_gpus(Box::new(|_, _| panic!("the first one stays")));
+    for gpu in [json!(1), json!([0, 1])] {
+        let event = json!({"event": "mark", "name": "m", "job": "j", "rank": 0, "gpu": gpu}).to_string();
+        assert_eq!(intake.take_json(event.as_bytes(), &Sender::DAEMON).accepted, 1);
+    }
+    let nowhere = json!({"event": "mark", "name": "m", "job": "elsewhere", "rank": 0}).to_string();
+    assert_eq!(intake.take_json(nowhere.as_bytes(), &Sender::DAEMON).accepted, 1);
+    assert_eq!(*heard.lock().expect("no panic"), [vec![1], vec![0, 1]]);
+}
+
 /// While devices come and go, a rank that names its GPU by UUID has that GPU or none, and never another.
 #[test]
 fn positions_of_devices_that_have_changed_are_not_kept() {
