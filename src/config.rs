@@ -13,6 +13,7 @@ pub use load::{Fault, Faults, SettingLayers, load};
 
 use crate::capture;
 use crate::export::otlp::settings as otlp;
+use crate::metrics::Choice;
 use crate::web::hosts::Hosts;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::jobs::Limits;
@@ -73,8 +74,8 @@ pub struct Settings {
     pub cgroups: Option<PathBuf>,
     /// How captures are taken and kept.
     pub captures: capture::CaptureSettings,
-    /// Whether `/metrics` has the memory of single processes.
-    pub processes: bool,
+    /// Which metrics are exported.
+    pub metrics: Choice,
     /// Thresholds for findings.
     pub detect: detect::Settings,
     /// The speed of a replay: 1 is real time, 2 is twice as fast; `None` for as fast as possible.
@@ -116,7 +117,7 @@ impl Default for Settings {
             kubelet: kubelet::KubeletSettings::default(),
             cgroups: Some("/sys/fs/cgroup".into()),
             captures: capture::CaptureSettings::default(),
-            processes: false,
+            metrics: Choice::default(),
             detect,
             replay_speed: Some(1.0),
             replay_part: Part::WHOLE,

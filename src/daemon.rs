@@ -94,7 +94,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     });
     let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &state, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
-    let snapshots = Snapshots { state: state.clone(), processes: settings.processes, parts };
+    let snapshots = Snapshots { state: state.clone(), choice: settings.metrics, parts };
     let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone());
     let shared =
         SharedParts { settings: Arc::new(settings), state, intake, processes, recorder, stop: Arc::clone(&stop) };

@@ -1,6 +1,6 @@
 //! A simulated node that exports as much of the catalogue as it can: every GPU runs a job. And one that is idle.
 
-use highwater::metrics::Snapshots;
+use highwater::metrics::{Choice, Snapshots};
 use highwater::sim::{Scenario, Sim};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::{Ended, EndedBy, Limits, Open, Sender};
@@ -66,7 +66,11 @@ fn after(scenario: &str, lasting_ms: i64) -> Busy {
     }
     let intake = Arc::new(intake);
     let state = SharedState::of(&node, intake.ledger());
-    let snapshots = Snapshots { state, processes: true, parts: vec![Arc::clone(&intake) as _] };
+    let snapshots = Snapshots {
+        state,
+        choice: Choice { processes: true, ..Choice::default() },
+        parts: vec![Arc::clone(&intake) as _],
+    };
     Busy { clock, node, snapshots, intake }
 }
 

@@ -5,7 +5,7 @@ use axum::body::Body;
 use highwater::capture::Recorder;
 use highwater::config::Settings;
 use highwater::export;
-use highwater::metrics::Snapshots;
+use highwater::metrics::{Choice, Snapshots};
 use highwater::web::annotations::Access;
 use highwater::web::gate::{Gate, Refusals};
 use highwater::web::hosts::Hosts;
@@ -240,7 +240,7 @@ fn over_http(repetitions: u64) {
     };
     let snapshots = Snapshots {
         state: SharedState::of(&node.node, intake.ledger()),
-        processes: false,
+        choice: Choice::default(),
         parts: vec![Arc::clone(&intake) as _],
     };
     let mut routes = web::router(Site::new(snapshots, intake, recorder), Arc::new(gate), true);

@@ -1,6 +1,7 @@
 //! Every setting: its key, its default as written in a file, its help text, and its parser.
 
 use super::Settings;
+use crate::metrics::Buckets;
 use crate::web::hosts::Hosts;
 use highwater_core::units::{parse_bytes, parse_duration_ns};
 use std::net::SocketAddr;
@@ -126,7 +127,11 @@ keys! {
     "captures.asks_per_hour" = "36", "Captures that clients may request per hour, three of them at once.",
         |s, v| { s.captures.asks_per_hour = count(v, 1, 1_000_000)?; Ok(()) };
     "metrics.processes" = "false", "Whether /metrics exports the memory of single processes. They are then read in every slow turn.",
-        |s, v| { s.processes = boolean(v)?; Ok(()) };
+        |s, v| { s.metrics.processes = boolean(v)?; Ok(()) };
+    "metrics.phase_buckets" = "fine", "The buckets of durations of steps and phases in /metrics: `fine` (61 bounds; every fourth where a node has more than 256 phases), `coarse` (every fourth), or `none`, where native histograms, sums and counts are enough.",
+        |s, v| { s.metrics.phase_buckets = buckets(v)?; Ok(()) };
+    "metrics.diagnostics" = "true", "Whether how long the sampler's driver calls took, how often they failed, and how late it was, are exported.",
+        |s, v| { s.metrics.diagnostics = boolean(v)?; Ok(()) };
     "detect.enabled" = "true", "Whether to look for causes of slow steps. docs/findings.md describes each.",
         |s, v| { s.detect.enabled = boolean(v)?; Ok(()) };
     "detect.comm_phases" = "comm", "Names of the phases in which ranks communicate, separated by commas.",
@@ -192,6 +197,15 @@ fn path(text: &str) -> Option<PathBuf> {
 }
 
 /// A path; `none` in a higher layer removes it.
+fn buckets(text: &str) -> Result<Buckets, String> {
+    match text {
+        "fine" => Ok(Buckets::Fine),
+        "coarse" => Ok(Buckets::Coarse),
+        "none" => Ok(Buckets::None),
+        _ => Err("is not fine, coarse or none".to_owned()),
+    }
+}
+
 fn path_or_none(text: &str) -> Option<PathBuf> {
     path(text).filter(|path| path.as_os_str() != "none")
 }

@@ -294,7 +294,7 @@ fn start_units(shared: &SharedParts, lanes: &mut Lanes, roll: &Arc<RollCall>) ->
     let begin_ns = node.clock.now_ns();
     let slower = Arc::new(Slower {
         processes: Arc::clone(&shared.processes),
-        processes_always: shared.settings.processes,
+        processes_always: shared.settings.metrics.processes,
         schedules: sample::Schedules::new(roll.units(), begin_ns, periods.medium_ns, periods.slow_ns),
         node,
     });

@@ -2,7 +2,7 @@
 
 use super::{parts, world};
 use crate::export::prometheus;
-use crate::metrics::Snapshots;
+use crate::metrics::{Choice, Snapshots};
 use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::{Limits, Resource, Sender};
 use highwater_engine::intake::Batch;
@@ -37,7 +37,7 @@ pub fn annotations(data: &[u8]) {
     state.advance(&world::node(), world::END_NS);
     assert!(intake.accounts().held(Resource::Bytes) <= Limits::default().bytes);
     if data.last().is_none_or(|last| last.is_multiple_of(8)) {
-        let families = Snapshots { state, processes: false, parts: Vec::new() }.collect();
+        let families = Snapshots { state, choice: Choice::default(), parts: Vec::new() }.collect();
         check(&prometheus::encode(families).expect("the catalogue's families are encoded"));
     }
 }

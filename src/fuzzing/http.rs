@@ -1,7 +1,7 @@
 //! Fuzzes HTTP requests, through the routes: method, path, query, headers and body.
 
 use super::world;
-use crate::metrics::Snapshots;
+use crate::metrics::{Choice, Snapshots};
 use crate::web::annotations::Access;
 use crate::web::gate::{Gate, Refusals};
 use crate::web::hosts::Hosts;
@@ -64,7 +64,7 @@ fn routes() -> Router {
     let stats = Arc::<web::counts::HttpStats>::default();
     let (hosts, refusals) = (Hosts::default(), Refusals::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };
-    let snapshots = Snapshots { state, processes: false, parts: vec![Arc::clone(&intake) as _, stats] };
+    let snapshots = Snapshots { state, choice: Choice::default(), parts: vec![Arc::clone(&intake) as _, stats] };
     let site = Site::new(snapshots, intake, recorder);
     web::router(site, Arc::new(gate), true)
 }

@@ -1,6 +1,6 @@
 //! All samples of one moment.
 
-use super::families::Families;
+use super::families::{Choice, Families};
 use super::{catalogue as c, findings, gpu, job, memory, own, pods};
 use highwater_engine::footprint::Footprint;
 use highwater_engine::shared_state::SharedState;
@@ -17,8 +17,8 @@ pub trait Collect: Send + Sync {
 pub struct Snapshots {
     /// What is known of GPUs and jobs.
     pub state: SharedState,
-    /// Whether the memory of single processes is exported.
-    pub processes: bool,
+    /// What of it is exported.
+    pub choice: Choice,
     /// Parts that count what they do.
     pub parts: Vec<Arc<dyn Collect>>,
 }
@@ -36,11 +36,11 @@ impl Snapshots {
     /// All samples of this moment.
     #[must_use]
     pub fn collect(&self) -> Families {
-        let mut out = Families::default();
+        let mut out = Families::of(self.choice);
         let slot = &self.state.slot;
         let node = slot.node();
         if let Some(node) = &node {
-            gpu::collect(node, self.processes, &mut out);
+            gpu::collect(node, self.choice.processes, &mut out);
             own::sampler(node, &mut out);
         } else if let Some(trouble) = slot.trouble() {
             out.number(&c::SOURCE_ERROR, [trouble.reason], Some(1.0));

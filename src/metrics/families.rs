@@ -1,6 +1,6 @@
 //! Samples grouped by metric: the result of a collection, and the input of the exporters.
 
-use super::catalogue::{ALL, Metric};
+use super::catalogue::{self as c, ALL, Metric};
 use highwater_core::histogram::Counts;
 use highwater_core::phases::RankKey;
 use std::hash::{Hash, Hasher};
@@ -163,22 +163,65 @@ pub struct Family {
     pub metric: &'static Metric,
     /// Its samples.
     pub samples: Vec<Sample>,
+    /// Which buckets its histograms have in `/metrics`.
+    pub buckets: Buckets,
 }
+
+/// Which buckets a histogram has, beside the one of all observations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Buckets {
+    /// All, or those of `Coarse` if there are too many histograms.
+    #[default]
+    Fine,
+    /// Every fourth.
+    Coarse,
+    /// None: native histograms, sums and counts remain.
+    None,
+}
+
+/// The durations of what jobs do.
+static DURATIONS: [&Metric; 2] = [&c::JOB_STEP_DURATION, &c::PHASE_DURATION];
+/// What only who looks into the sampler itself needs.
+static DIAGNOSTICS: [&Metric; 3] = [&c::NVML_CALL_DURATION, &c::NVML_CALL_FAILURES, &c::SAMPLER_LATENESS];
 
 /// The samples of one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Families {
     /// Those of each metric, by its place in the catalogue.
     samples: Vec<Vec<Sample>>,
+    choice: Choice,
+}
+
+/// What of all metrics is exported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// The memory of single processes.
+    pub processes: bool,
+    /// The buckets of the durations of steps and phases.
+    pub phase_buckets: Buckets,
+    /// How long the sampler's calls took, and how late it was.
+    pub diagnostics: bool,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self { processes: false, phase_buckets: Buckets::Fine, diagnostics: true }
+    }
 }
 
 impl Default for Families {
     fn default() -> Self {
-        Self { samples: vec![Vec::new(); ALL.len()] }
+        Self::of(Choice::default())
     }
 }
 
 impl Families {
+    /// None yet, of those that are chosen.
+    #[must_use]
+    pub fn of(choice: Choice) -> Self {
+        Self { samples: vec![Vec::new(); ALL.len()], choice }
+    }
+
     /// Adds a sample if its value is known. A value that is not finite counts as not known.
     pub fn number(&mut self, metric: &'static Metric, labels: impl Into<Labels>, value: Option<f64>) {
         if let Some(value) = value.filter(|value| value.is_finite()) {
@@ -216,7 +259,15 @@ impl Families {
     #[must_use]
     pub fn into_ordered(self) -> Vec<Family> {
         let all = ALL.iter().zip(self.samples);
-        all.filter(|(_, samples)| !samples.is_empty()).map(|(metric, samples)| Family { metric, samples }).collect()
+        let chosen =
+            |metric: &Metric| self.choice.diagnostics || !DIAGNOSTICS.iter().any(|one| std::ptr::eq(*one, metric));
+        let buckets = |metric: &Metric| {
+            let is_of_jobs = DURATIONS.iter().any(|one| std::ptr::eq(*one, metric));
+            if is_of_jobs { self.choice.phase_buckets } else { Buckets::Fine }
+        };
+        all.filter(|(metric, samples)| !samples.is_empty() && chosen(metric))
+            .map(|(metric, samples)| Family { metric, samples, buckets: buckets(metric) })
+            .collect()
     }
 }
 

@@ -15,7 +15,7 @@ mod own;
 mod pods;
 
 pub use collect::{Collect, Snapshots};
-pub use families::{Families, Family, LabelValue, Labels, Sample, Value};
+pub use families::{Buckets, Choice, Families, Family, LabelValue, Labels, Sample, Value};
 #[cfg(test)]
 pub(crate) use job::MOST_LAYERS;
 pub(crate) use memory::Part;

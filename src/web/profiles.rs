@@ -197,7 +197,7 @@ impl Page for RemainingProfiles {
 mod tests {
     use super::*;
     use crate::capture::Recorder;
-    use crate::metrics::Snapshots;
+    use crate::metrics::{Choice, Snapshots};
     use highwater_core::clock::Manual;
     use highwater_core::jobs::{Limits, Sender};
     use highwater_engine::intake::Intake;
@@ -210,7 +210,7 @@ mod tests {
     fn site() -> Site {
         let intake = Arc::new(Intake::new(Limits::default(), Arc::new(Manual::at(NOW_NS)), Arc::default()));
         let state = SharedState::of(&crate::fuzzing::node(), intake.ledger());
-        let snapshots = Snapshots { state, processes: false, parts: Vec::new() };
+        let snapshots = Snapshots { state, choice: Choice::default(), parts: Vec::new() };
         Site::new(snapshots, intake, Recorder::default())
     }
 

@@ -9,7 +9,7 @@ use crate::scraper::Scraper;
 use crate::tools;
 use highwater::capture::Recorder;
 use highwater::export;
-use highwater::metrics::Snapshots;
+use highwater::metrics::{Choice, Snapshots};
 use highwater::sim::{Scenario, Sim};
 use highwater::web::annotations::Access;
 use highwater::web::gate::{Gate, Refusals};
@@ -89,7 +89,8 @@ fn play() -> Hour {
     let intake = Arc::new(Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()));
     intake.set_devices(source.devices());
     let state = SharedState::of(&node, intake.ledger());
-    let snapshots = Snapshots { state: state.clone(), processes: false, parts: vec![Arc::clone(&intake) as _] };
+    let snapshots =
+        Snapshots { state: state.clone(), choice: Choice::default(), parts: vec![Arc::clone(&intake) as _] };
     let mut sampler = node.sampler(writers);
     sampler.set_periods(None, READ_MS * MILLISECOND_NS);
     let mut annotations = source.annotations().peekable();

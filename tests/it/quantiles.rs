@@ -69,6 +69,27 @@ fn a_scraper_that_takes_gzip_gets_it() {
     assert!(packed.len() * 8 < text.len(), "{} of {} bytes", packed.len(), text.len());
 }
 
+/// What docs/prometheus.md says of a fleet's settings.
+#[test]
+fn a_scrape_of_eight_gpus_and_ten_phases_is_small_where_that_is_wanted() {
+    let scrape = |settings: &[&str]| {
+        let source = concat!("sim:", env!("CARGO_MANIFEST_DIR"), "/tests/data/ten-phases.toml");
+        let flags = settings.iter().flat_map(|setting| ["--set", setting]);
+        let daemon = Daemon::start(&["serve", "--source", source].into_iter().chain(flags).collect::<Vec<_>>()).ready();
+        eventually(DATA_WITHIN, "every phase of each rank", || {
+            (daemon.metrics().matches("highwater_phase_duration_seconds_count").count() >= 80).then_some(())
+        });
+        let series = daemon.metrics().lines().filter(|line| !line.starts_with('#')).count();
+        let request = agent().get(format!("http://{}/metrics", daemon.address())).header("accept-encoding", "gzip");
+        let packed = request.call().expect("an exposition").body_mut().read_to_vec().expect("all of it").len();
+        (series, packed)
+    };
+    let (series, packed) = scrape(&["metrics.phase_buckets=none", "metrics.diagnostics=false"]);
+    assert!(series < 1_800 && packed < 25 << 10, "{series} series, {packed} bytes");
+    let (all, _) = scrape(&[]);
+    assert!(all > 4 * series, "{all} and {series} series");
+}
+
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn native_histograms_have_the_quantiles_of_the_steps() {

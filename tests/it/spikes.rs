@@ -6,7 +6,7 @@
 //! second, at one millisecond, places the spikes where readings fall, as the shipped scenario does.
 
 use highwater::export;
-use highwater::metrics::Snapshots;
+use highwater::metrics::{Choice, Snapshots};
 use highwater::sim::{Scenario, Sim};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::Limits;
@@ -31,7 +31,7 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
     let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let node = Arc::new(node);
     let state = SharedState::of(&node, &Arc::new(Ledger::new(Limits::default())));
-    let snapshots = Snapshots { state, processes: false, parts: Vec::new() };
+    let snapshots = Snapshots { state, choice: Choice::default(), parts: Vec::new() };
     let mut sampler = node.sampler(writers);
     let mut scraped_peaks = [Vec::new(), Vec::new()];
     let mut next_ns = intervals_ns.map(|interval_ns| START_NS + 15 * SECOND_NS + interval_ns);
@@ -81,7 +81,7 @@ fn findings_scraped(interval_ns: i64) -> Vec<(bool, Option<f64>)> {
     let node = Arc::new(node);
     let snapshots = Snapshots {
         state: SharedState::of(&node, &Arc::new(Ledger::new(Limits::default()))),
-        processes: false,
+        choice: Choice::default(),
         parts: Vec::new(),
     };
     let mut sampler = node.sampler(writers);

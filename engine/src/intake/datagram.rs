@@ -178,7 +178,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = Socket::bind(&folder.path().join("a.sock")).expect("bound");
         let client = UnixDatagram::unbound().expect("a socket");
-        let mut receive = |bytes: usize| {
+        let receive = |bytes: usize| {
             client.send_to(&vec![b'x'; bytes], socket.path()).expect("sent");
             let Datagram { length, truncated, sender } = socket.receive(&mut [0; 8]).expect("received");
             assert_eq!(sender.pid, Some(std::process::id()));

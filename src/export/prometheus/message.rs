@@ -1,6 +1,6 @@
 //! A family in the types of the `prometheus` crate.
 
-use super::size::bucket_step;
+use super::size::{Kept, kept};
 use crate::metrics::catalogue::MetricKind;
 use crate::metrics::{Family, Sample, Value};
 use highwater_core::histogram::Counts;
@@ -18,12 +18,12 @@ pub(super) fn of(family: &Family) -> MetricFamily {
     message.set_name(of.name.to_owned());
     message.set_help(of.help.to_owned());
     message.set_field_type(kind);
-    let step = bucket_step(family);
-    message.set_metric(family.samples.iter().map(|sample| metric(sample, of.labels, of.kind, step)).collect());
+    let kept = kept(family);
+    message.set_metric(family.samples.iter().map(|sample| metric(sample, of.labels, of.kind, kept)).collect());
     message
 }
 
-fn metric(sample: &Sample, names: &[&str], kind: MetricKind, step: usize) -> Metric {
+fn metric(sample: &Sample, names: &[&str], kind: MetricKind, kept: Kept) -> Metric {
     let mut metric = Metric::default();
     let labels = names.iter().zip(&*sample.labels).filter(|(_, value)| !value.is_empty()).map(|(name, value)| {
         let mut pair = LabelPair::default();
@@ -33,7 +33,7 @@ fn metric(sample: &Sample, names: &[&str], kind: MetricKind, step: usize) -> Met
     });
     metric.set_label(labels.collect());
     match (&sample.value, kind) {
-        (Value::Histogram(counts), _) => metric.set_histogram(histogram(counts, step)),
+        (Value::Histogram(counts), _) => metric.set_histogram(histogram(counts, kept)),
         (Value::Number(value), MetricKind::Counter) => {
             let mut counter = Counter::default();
             counter.set_value(*value);
@@ -48,13 +48,14 @@ fn metric(sample: &Sample, names: &[&str], kind: MetricKind, step: usize) -> Met
     metric
 }
 
-fn histogram(counts: &Counts, step: usize) -> Histogram {
-    let buckets = counts.bounds_s.iter().zip(&counts.cumulative).step_by(step).map(|(bound, count)| {
-        let mut bucket = Bucket::default();
-        bucket.set_upper_bound(*bound);
-        bucket.set_cumulative_count(*count);
-        bucket
-    });
+fn histogram(counts: &Counts, kept: Kept) -> Histogram {
+    let buckets =
+        counts.bounds_s.iter().zip(&counts.cumulative).step_by(kept.step).take(kept.most).map(|(bound, count)| {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(*count);
+            bucket
+        });
     let mut histogram = Histogram::default();
     histogram.set_bucket(buckets.collect());
     histogram.set_sample_count(counts.cumulative.last().copied().unwrap_or(0));

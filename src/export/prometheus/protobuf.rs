@@ -7,7 +7,7 @@
 //! A native histogram of schema `s` has buckets (2^((i-1)·2^-s), 2^(i·2^-s)]; OpenTelemetry's bucket `i` at scale `s`
 //! is (2^(i·2^-s), 2^((i+1)·2^-s)]. The index is therefore one higher.
 
-use super::size::{bucket_step, lines};
+use super::size::{Kept, kept, lines};
 use crate::metrics::catalogue::MetricKind;
 use crate::metrics::{Families, Family, LabelValue, Sample, Value};
 use highwater_core::histogram::{Counts, Exponential};
@@ -83,7 +83,7 @@ fn write_family(family: &Family, out: &mut Vec<u8>) {
             write_labels(family.metric.labels, labels, out);
             match value {
                 Value::Histogram(counts) => {
-                    nested(field::METRIC_HISTOGRAM, out, |out| write_histogram(counts, bucket_step(family), out));
+                    nested(field::METRIC_HISTOGRAM, out, |out| write_histogram(counts, kept(family), out));
                 }
                 Value::Number(value) => {
                     let is_counter = family.metric.kind == MetricKind::Counter;
@@ -105,11 +105,11 @@ fn write_labels(names: &[&str], values: &[LabelValue], out: &mut Vec<u8>) {
     }
 }
 
-fn write_histogram(counts: &Counts, step: usize, out: &mut Vec<u8>) {
+fn write_histogram(counts: &Counts, kept: Kept, out: &mut Vec<u8>) {
     number(field::SAMPLE_COUNT, counts.cumulative.last().copied().unwrap_or(0), out);
     double(field::SAMPLE_SUM, counts.sum_s, out);
     // The last count, beyond all bounds, is the number of samples.
-    for (bound, count) in counts.bounds_s.iter().zip(&counts.cumulative).step_by(step) {
+    for (bound, count) in counts.bounds_s.iter().zip(&counts.cumulative).step_by(kept.step).take(kept.most) {
         nested(field::BUCKET, out, |out| {
             number(field::BUCKET_COUNT, *count, out);
             double(field::BUCKET_BOUND, *bound, out);

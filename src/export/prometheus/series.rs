@@ -1,7 +1,7 @@
 //! Writes families with labels and histograms. The text that all lines of a series share is built once for the series. The
 //! text of the bucket bounds is built once for the process, because the bounds are few and never change.
 
-use super::size::bucket_step;
+use super::size::kept;
 use crate::metrics::catalogue::MetricKind;
 use crate::metrics::{Family, LabelValue, Sample, Value};
 use highwater_core::histogram::Counts;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Appends the family's lines.
 pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
     let name = family.metric.name.as_bytes();
-    let step = bucket_step(family);
+    let kept = kept(family);
     head(family, text);
     let (mut labels, mut line) = (Vec::with_capacity(256), Vec::with_capacity(256));
     for Sample { labels: values, value } in &family.samples {
@@ -31,7 +31,7 @@ pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
                     put_count(count, text);
                 };
                 let (all, bounds) = (counts.cumulative.last().copied().unwrap_or(0), bounds(counts));
-                for (bound, count) in bounds.iter().zip(&counts.cumulative).step_by(step) {
+                for (bound, count) in bounds.iter().zip(&counts.cumulative).step_by(kept.step).take(kept.most) {
                     put_bucket(bound, *count);
                 }
                 put_bucket(INFINITY, all);

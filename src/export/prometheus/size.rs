@@ -1,6 +1,6 @@
 //! How large an exposition becomes.
 
-use crate::metrics::{Family, Value};
+use crate::metrics::{Buckets, Family, Value};
 use highwater_core::histogram::BOUNDS_TO_A_COARSE_ONE;
 
 /// A family with more histograms than this exports every fourth bucket. It has room for 32 phases of each of 8 ranks.
@@ -9,7 +9,7 @@ pub(super) const MOST_FINE: usize = 256;
 /// The number of a family's lines beside its two comments.
 pub(super) fn lines(family: &Family) -> usize {
     let of_sample = match family.samples.first().map(|sample| &sample.value) {
-        Some(Value::Histogram(counts)) => counts.bounds_s.len() / bucket_step(family) + 4,
+        Some(Value::Histogram(counts)) => kept(family).of(counts.bounds_s.len()) + 4,
         _ => 1,
     };
     of_sample * family.samples.len()
@@ -20,7 +20,23 @@ pub(super) fn bytes(family: &Family) -> usize {
     256 + 90 * lines(family)
 }
 
-/// Which buckets of a family are exported: 1 for all, 4 for every fourth.
-pub(super) fn bucket_step(family: &Family) -> usize {
-    if family.samples.len() > MOST_FINE { BOUNDS_TO_A_COARSE_ONE } else { 1 }
+/// Which buckets of a family are exported: every `step`-th, `most` of them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub(super) step: usize,
+    pub(super) most: usize,
+}
+
+impl Kept {
+    /// How many of all.
+    fn of(self, all: usize) -> usize {
+        (all / self.step).min(self.most)
+    }
+}
+
+/// Which buckets of a family are exported, beside the one of all observations.
+pub(super) fn kept(family: &Family) -> Kept {
+    let is_fine = family.buckets == Buckets::Fine && family.samples.len() <= MOST_FINE;
+    let most = if family.buckets == Buckets::None { 0 } else { usize::MAX };
+    Kept { step: if is_fine { 1 } else { BOUNDS_TO_A_COARSE_ONE }, most }
 }

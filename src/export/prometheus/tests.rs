@@ -2,7 +2,7 @@
 
 use super::size::MOST_FINE;
 use super::*;
-use crate::metrics::{Family, Labels, Sample, Value};
+use crate::metrics::{Buckets, Choice, Families, Family, Labels, Sample, Value};
 use highwater_core::histogram::{Counts, Durations};
 use proptest::prelude::*;
 
@@ -49,7 +49,9 @@ fn family() -> impl Strategy<Value = Family> {
         let labels = prop::collection::vec(text(), labels.len())
             .prop_map(|values| Labels::found(&values.iter().map(String::as_str).collect::<Vec<_>>()));
         let sample = (labels, value).prop_map(|(labels, value)| Sample { labels, value });
-        prop::collection::vec(sample, 1..5).prop_map(move |samples| Family { metric, samples })
+        let buckets = prop::sample::select(&[Buckets::Fine, Buckets::Coarse, Buckets::None][..]);
+        let samples = prop::collection::vec(sample, 1..5);
+        (samples, buckets).prop_map(move |(samples, buckets)| Family { metric, samples, buckets })
     })
 }
 
@@ -65,8 +67,12 @@ proptest! {
 
 #[test]
 fn a_family_of_many_histograms_has_every_fourth_bucket_in_each_format() {
-    for (samples, buckets) in [(MOST_FINE, 62), (MOST_FINE + 1, 17)] {
-        let mut families = Families::default();
+    use Buckets::{Coarse, Fine, None};
+    let few = MOST_FINE;
+    for (samples, phase_buckets, buckets) in
+        [(few, Fine, 62), (few + 1, Fine, 17), (few, Coarse, 17), (few, None, 1), (few + 1, None, 1)]
+    {
+        let mut families = Families::of(Choice { phase_buckets, ..Choice::default() });
         for rank in 0..samples {
             let mut durations = Durations::new(highwater_core::phases::DURATION_BOUNDS_S);
             [90_000_000, 99_000_000, 400_000_000_000].iter().for_each(|ns| durations.observe_ns(*ns));
@@ -80,11 +86,44 @@ fn a_family_of_many_histograms_has_every_fourth_bucket_in_each_format() {
         let (name, labels) = ("highwater_job_step_duration_seconds", "training_job=\"j\",rank=\"255\"");
         let of = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
         assert_eq!(of(&format!("{name}_bucket{{{labels}")), buckets);
-        for line in ["_bucket{L,le=\"0.1\"} 2", "_bucket{L,le=\"300\"} 2", "_bucket{L,le=\"+Inf\"} 3", "_count{L} 3"] {
-            assert_eq!(of(&format!("{name}{}", line.replace('L', labels))), 1, "{line}");
+        let has_bounds = usize::from(phase_buckets != None);
+        for (line, count) in [
+            ("_bucket{L,le=\"0.1\"} 2", has_bounds),
+            ("_bucket{L,le=\"300\"} 2", has_bounds),
+            ("_bucket{L,le=\"+Inf\"} 3", 1),
+            ("_count{L} 3", 1),
+        ] {
+            assert_eq!(of(&format!("{name}{}", line.replace('L', labels))), count, "{line}");
         }
         assert_eq!(formats::samples_of(families), formats::lines(&text));
     }
+}
+
+/// A setting about phases changes no histogram of the daemon itself, and one about diagnostics no other metric.
+#[test]
+fn what_is_not_chosen_is_left_out_and_nothing_else() {
+    use crate::metrics::catalogue as c;
+    let text = |choice: Choice| {
+        let mut families = Families::of(choice);
+        let mut durations = Durations::new(BOUNDS_S);
+        durations.observe_ns(1);
+        families.histogram(&c::NVML_CALL_DURATION, ["x"], durations.counts());
+        families.histogram(&c::SAMPLER_LATENESS, (), durations.counts());
+        families.count(&c::NVML_CALL_FAILURES, ["x"], Some(1));
+        families.number(&c::NVML_BUSY, (), Some(0.5));
+        families.number(&c::PROCESS_CPU, (), Some(0.25));
+        String::from_utf8(encode(families).expect("well formed")).expect("text")
+    };
+    let whole = text(Choice::default());
+    assert_eq!(text(Choice { phase_buckets: Buckets::None, ..Choice::default() }), whole);
+    let without = text(Choice { diagnostics: false, ..Choice::default() });
+    let names = |text: &str| -> Vec<String> {
+        text.lines().filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned())).collect()
+    };
+    assert_eq!(
+        (names(&whole).len(), names(&without)),
+        (5, vec![c::NVML_BUSY.name.to_owned(), c::PROCESS_CPU.name.to_owned()])
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! every task waits, then jumps to the next deadline.
 
 use highwater::export::otlp::{Exporter, OtlpSettings, OtlpStats, Signal};
-use highwater::metrics::Snapshots;
+use highwater::metrics::{Choice, Snapshots};
 use highwater::sim::{Scenario, Sim};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::jobs::{Limits, Sender};
@@ -85,7 +85,7 @@ impl Bench {
         );
         tokio::spawn(sample(at_once, sampler, sampled, found, joined, watched, most));
         let parts = vec![Arc::clone(&intake) as _, Arc::clone(&stats) as _];
-        let snapshots = Snapshots { state: state.clone(), processes: false, parts };
+        let snapshots = Snapshots { state: state.clone(), choice: Choice::default(), parts };
         let exporter = Exporter::new(settings, snapshots, &stats, &dial).expect("an exporter");
         let (stop, stopped) = oneshot::channel::<()>();
         let exporter = tokio::spawn(exporter.run(async {
