@@ -15,6 +15,8 @@ mod part;
 mod problem;
 mod profiles;
 mod read;
+#[cfg(test)]
+mod round_trip;
 pub mod rows;
 pub mod schema;
 mod source;
