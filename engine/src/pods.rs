@@ -8,6 +8,7 @@
 use crate::node::Node;
 use crate::place::home::Homes;
 use crate::place::kubelet::{Home, Kubelet};
+use crate::sample::PROCESS_TURNS;
 use arc_swap::ArcSwap;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{GpuState, Health};
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub const MOST_ROWS: usize = 1_024;
 /// Kubernetes has no longer names. A container with one is left out.
 pub const MOST_NAME_BYTES: usize = 253;
-/// An older list of processes says nothing about now. The driver is asked each ten seconds.
+/// A list of processes that is older, and older than three periods of such lists, says nothing about now.
 const STALE_NS: i64 = 30 * SECOND_NS;
 
 /// The pods of a node's GPUs at one time.
@@ -118,14 +119,19 @@ impl PodWatch {
     fn gpus(&self, node: &Node, now_ns: i64) -> Option<Vec<GpuPods>> {
         let listed = self.kubelet.last_list(now_ns)?;
         let names = Gpus::new(node.source.devices());
+        let stale_ns = STALE_NS.max(3 * PROCESS_TURNS * node.periods.slow_ns);
         let mut given: Vec<BTreeMap<Key, Option<u64>>> = vec![BTreeMap::new(); node.gpus.len()];
+        let mut count = 0;
         for (namespace, pod, container, gpus) in listed.containers() {
             if [namespace, pod, container].iter().any(|name| name.len() > MOST_NAME_BYTES) {
                 continue;
             }
             let key = (namespace.to_owned(), pod.to_owned(), container.to_owned());
             for position in gpus.iter().filter_map(|gpu| names.find(gpu)) {
-                given[position].insert(key.clone(), None);
+                count += 1;
+                if count <= MOST_ROWS {
+                    given[position].insert(key.clone(), None);
+                }
             }
         }
         let mut left = MOST_ROWS;
@@ -135,15 +141,15 @@ impl PodWatch {
             // The processes of its MIG instances are listed for the GPU too, and would count twice.
             let (of_processes, rest_bytes) = match is_split(gpu) {
                 true => Default::default(),
-                false => self.add_memory(gpu, ring, &mut rows, now_ns).unwrap_or_default(),
+                false => self.add_memory(gpu, ring, &mut rows, (now_ns, stale_ns)).unwrap_or_default(),
             };
             let row = |((namespace, pod, container), used_bytes)| PodRow { namespace, pod, container, used_bytes };
-            let all = rows.len();
+            let is_whole = count <= MOST_ROWS && rows.len() <= left;
             let number = |key: &Key| rows.keys().position(|one| one == key).filter(|number| *number < left);
             let processes = of_processes.iter().filter_map(|(pid, key)| Some((*pid, number(key)?))).collect();
             let rows: Vec<PodRow> = rows.into_iter().take(left).map(row).collect();
             left -= rows.len();
-            if rows.len() < all && !self.warned.swap(true, Ordering::Relaxed) {
+            if !is_whole && !self.warned.swap(true, Ordering::Relaxed) {
                 tracing::warn!(most = MOST_ROWS, "the GPUs of this node have more containers than are shown");
             }
             GpuPods { index: gpu.device.index.clone(), uuid: gpu.device.uuid.clone(), rows, rest_bytes, processes }
@@ -158,24 +164,44 @@ impl PodWatch {
         gpu: &GpuState,
         ring: &ring::Reader,
         rows: &mut BTreeMap<Key, Option<u64>>,
-        now_ns: i64,
+        (now_ns, stale_ns): (i64, i64),
     ) -> Option<(InContainers, Option<u64>)> {
         // Of an incomplete list it is not known what a container without a process in it holds.
         let is_known = gpu.lists_all && gpu.health() == Health::Up;
-        let processes = gpu.processes().filter(|list| is_known && now_ns - list.at_ns <= STALE_NS)?;
-        rows.values_mut().for_each(|bytes| *bytes = Some(0));
-        let mut found = Vec::new();
+        let processes = gpu.processes().filter(|list| is_known && now_ns - list.at_ns <= stale_ns)?;
+        let (mut held, mut found, mut are_all_placed): (BTreeMap<Key, Option<u64>>, _, _) =
+            (BTreeMap::new(), Vec::new(), true);
         for process in &processes.reading {
-            if let Home::Container(container) = self.homes.of(process.pid, now_ns).home {
-                let key = key_of(container);
-                let held = rows.entry(key.clone()).or_insert(Some(0));
-                *held = held.zip(process.used_bytes).map(|(held, more)| held.saturating_add(more));
-                found.push((process.pid, key));
+            match self.homes.of(process.pid, now_ns).home {
+                // The list is from before its end, or the container's. The next one shows what is so now.
+                Home::Container(_) if !self.homes.is_there(process.pid) => {
+                    gpu.want_processes();
+                    are_all_placed = false;
+                }
+                Home::Container(container) => {
+                    let key = key_of(container);
+                    let bytes = held.entry(key.clone()).or_insert(Some(0));
+                    *bytes = bytes.zip(process.used_bytes).map(|(held, more)| held.saturating_add(more));
+                    found.push((process.pid, key));
+                }
+                // Not the kubelet's container, once its link is not awaited any more.
+                Home::Unlinked(id) => are_all_placed &= !self.homes.is_link_awaited(&id, now_ns),
+                // It may be any container's.
+                Home::Unknown => are_all_placed = false,
+                Home::Host => {}
             }
         }
-        let of_pods = rows.values().copied().sum::<Option<u64>>();
+        let of_pods = held.values().copied().sum::<Option<u64>>();
+        // What a container holds is unknown if one of its processes may be missing.
+        rows.values_mut().for_each(|bytes| *bytes = are_all_placed.then_some(0));
+        for (key, bytes) in held {
+            if rows.len() < MOST_ROWS || rows.contains_key(&key) {
+                rows.insert(key, bytes.filter(|_| are_all_placed));
+            }
+        }
         let used = ring.newest_ns().and_then(|newest_ns| ring.at(processes.at_ns.min(newest_ns)).ok().flatten());
-        Some((found, used.zip(of_pods).map(|(used, of_pods)| used.saturating_sub(of_pods))))
+        let rest = used.zip(of_pods).filter(|_| are_all_placed).map(|(used, of_pods)| used.saturating_sub(of_pods));
+        Some((found, rest))
     }
 }
 
@@ -286,6 +312,18 @@ mod tests {
         let partly = refresh();
         assert_eq!(rows(&partly.gpus[0]), [(spy, Some(10)), (trainer.clone(), None)]);
         assert_eq!(partly.gpus[0].rest_bytes, None);
+        // A process of which it is not known where it runs may be any container's.
+        let stranger = |pid| [&all[..], &[held(pid, Some(1))]].concat();
+        node.gpus[0].set_processes(20 * SECOND_NS, Some(stranger(9)));
+        let unknown = refresh();
+        assert_eq!(rows(&unknown.gpus[0]), [("other/spy/main".to_owned(), None), (trainer.clone(), None)]);
+        assert_eq!(unknown.gpus[0].rest_bytes, None);
+        // One that has ended since: a new list is wanted.
+        node.gpus[0].set_processes(20 * SECOND_NS, Some(all.clone()));
+        assert!(!node.gpus[0].take_processes_wanted());
+        std::fs::remove_dir_all(folder.path().join("7")).expect("gone");
+        assert_eq!(rows(&refresh().gpus[0]), [(trainer.clone(), None)], "it holds nothing");
+        assert!(node.gpus[0].take_processes_wanted());
         // An old list says nothing of now: the pod that was given the GPU is known, and no bytes.
         clock.advance_to(20 * SECOND_NS + STALE_NS + 1);
         assert_eq!(rows(&refresh().gpus[0]), [(trainer, None)]);

@@ -55,7 +55,7 @@ keys! {
     "health.listen" = "", "A separate address for only /healthz and /readyz, such as 0.0.0.0:10451, with connections and a thread of its own and without TLS and passwords. `listen` serves them in any case.",
         |s, v| { s.health_listen = address_or_none(v)?; Ok(()) };
     "health.restart_after" = "none", "/healthz fails once NVML's library has been missing, or did not fit the driver, for this long: in a container, only a new one gets another library. `none` for never.",
-        |s, v| { s.health_restart_after_ns = duration_or_none(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
+        |s, v| { s.health_restart_after_ns = duration_or_none(v, 1_000_000_000, 360_000_000_000_000)?; Ok(()) };
     "web.config_file" = "", "The exporters' common web configuration file: TLS, users and passwords, a rate of requests. It is reloaded when it changes. docs/web-config.md lists what is supported.",
         |s, v| { s.web_config_file = path(v); Ok(()) };
     "web.hosts" = "", "Comma-separated names that requests may have in `Host`, beside addresses, `localhost` and the machine's name; `*` for any. If not set, other names are refused on connections to loopback addresses (against DNS rebinding) and accepted on others.",
@@ -130,7 +130,7 @@ keys! {
         |s, v| { s.metrics.processes = boolean(v)?; Ok(()) };
     "metrics.phase_buckets" = "fine", "The buckets of durations of steps and phases in /metrics: `fine` (61 bounds; every fourth where a node has more than 256 phases), `coarse` (every fourth), or `none`, where native histograms, sums and counts are enough.",
         |s, v| { s.metrics.phase_buckets = buckets(v)?; Ok(()) };
-    "metrics.diagnostics" = "true", "Whether how long the sampler's driver calls took, how often they failed, and how late it was, are exported.",
+    "metrics.diagnostics" = "true", "Whether metrics for debugging the sampler are exported: durations and failures of driver calls, and its lateness. A panel and two runbooks use them.",
         |s, v| { s.metrics.diagnostics = boolean(v)?; Ok(()) };
     "detect.enabled" = "true", "Whether to look for causes of slow steps. docs/findings.md describes each.",
         |s, v| { s.detect.enabled = boolean(v)?; Ok(()) };
@@ -196,7 +196,6 @@ fn path(text: &str) -> Option<PathBuf> {
     (!text.is_empty()).then(|| PathBuf::from(text))
 }
 
-/// A path; `none` in a higher layer removes it.
 fn buckets(text: &str) -> Result<Buckets, String> {
     match text {
         "fine" => Ok(Buckets::Fine),
@@ -206,6 +205,7 @@ fn buckets(text: &str) -> Result<Buckets, String> {
     }
 }
 
+/// A path; `none` in a higher layer removes it.
 fn path_or_none(text: &str) -> Option<PathBuf> {
     path(text).filter(|path| path.as_os_str() != "none")
 }

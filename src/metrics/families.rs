@@ -181,7 +181,7 @@ pub enum Buckets {
 
 /// The durations of what jobs do.
 static DURATIONS: [&Metric; 2] = [&c::JOB_STEP_DURATION, &c::PHASE_DURATION];
-/// What only who looks into the sampler itself needs.
+/// Metrics for debugging the sampler.
 static DIAGNOSTICS: [&Metric; 3] = [&c::NVML_CALL_DURATION, &c::NVML_CALL_FAILURES, &c::SAMPLER_LATENESS];
 
 /// The samples of one moment.

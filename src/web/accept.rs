@@ -1,6 +1,6 @@
-//! Which of the formats of `/metrics` a request prefers, by its `Accept` headers, and whether it may be packed.
+//! Which of the formats of `/metrics` a request prefers, by its `Accept` headers, and whether it may be compressed.
 //!
-//! Enters: headers, as a client sent them. Leaves: the format and its packing. Invariants: only a client that names protobuf with its
+//! Enters: headers, as a client sent them. Leaves: the format, and whether gzip is accepted. Invariants: only a client that names protobuf with its
 //! parameters, and prefers it to every text format by a higher quality or by an earlier place at the same quality, gets
 //! protobuf; every other client gets text. The time is linear in the header, whose length the server limits.
 
@@ -23,8 +23,8 @@ pub(super) fn format(headers: &HeaderMap) -> Format {
     if protobuf.is_over(&text) { Format::Protobuf } else { Format::Text }
 }
 
-/// Whether a client takes an answer that is packed by gzip, by its `Accept-Encoding` headers (RFC 9110, 12.5.3). A client that sends
-/// none takes everything by the standard, but none that packs is known to send none.
+/// Whether a client takes an answer that is compressed by gzip, by its `Accept-Encoding` headers (RFC 9110, 12.5.3). A client that sends
+/// none takes everything by the standard, but no client that reads compressed answers is known to send none.
 pub(super) fn takes_gzip(headers: &HeaderMap) -> bool {
     let (mut named, mut any) = (None, None);
     for value in headers.get_all(header::ACCEPT_ENCODING) {

@@ -6,7 +6,6 @@
 
 use super::answers::{Answer, Answers};
 use crate::export::prometheus::Format;
-use crate::gzip;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -17,13 +16,13 @@ const OLDEST: Duration = Duration::from_secs(2);
 /// How often to look whether there is.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// An exposition for each format, and for each of these packed by gzip.
+/// An exposition for each format, and for each of these compressed by gzip.
 #[derive(Debug, Default)]
 pub(super) struct Expositions {
     text: Exposition,
     protobuf: Exposition,
-    packed_text: Exposition,
-    packed_protobuf: Exposition,
+    gzip_text: Exposition,
+    gzip_protobuf: Exposition,
     making: Mutex<()>,
 }
 
@@ -31,12 +30,12 @@ pub(super) struct Expositions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) format: Format,
-    pub(super) is_packed: bool,
+    pub(super) is_compressed: bool,
 }
 
 impl Expositions {
     /// Returns an exposition in this format that another request began to make after this call, or else the result of
-    /// `make`, packed if that is wanted.
+    /// `make`, which makes what is wanted.
     ///
     /// # Errors
     /// Those of `make`.
@@ -46,14 +45,12 @@ impl Expositions {
         answers: &Answers,
         make: impl FnOnce() -> Result<Vec<u8>, E>,
     ) -> Result<Arc<Answer>, E> {
-        let (exposition, packed) = match wanted.format {
-            Format::Text => (&self.text, &self.packed_text),
-            Format::Protobuf => (&self.protobuf, &self.packed_protobuf),
+        let (plain, compressed) = match wanted.format {
+            Format::Text => (&self.text, &self.gzip_text),
+            Format::Protobuf => (&self.protobuf, &self.gzip_protobuf),
         };
-        match wanted.is_packed {
-            true => packed.answer(&self.making, answers, || Ok(gzip::pack(&make()?))).await,
-            false => exposition.answer(&self.making, answers, make).await,
-        }
+        let exposition = if wanted.is_compressed { compressed } else { plain };
+        exposition.answer(&self.making, answers, make).await
     }
 }
 
@@ -166,7 +163,7 @@ mod tests {
     }
 
     fn plain(format: Format) -> Wanted {
-        Wanted { format, is_packed: false }
+        Wanted { format, is_compressed: false }
     }
 
     async fn read(answer: Arc<Answer>) -> String {

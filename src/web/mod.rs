@@ -40,6 +40,7 @@ mod spans;
 mod stream;
 mod timeline;
 
+use crate::gzip;
 use crate::heap;
 use annotations::Door;
 use axum::Extension;
@@ -133,17 +134,24 @@ async fn metrics(
     headers: HeaderMap,
     expositions: Arc<Expositions>,
 ) -> Response {
-    let wanted = Wanted { format: accept::format(&headers), is_packed: accept::takes_gzip(&headers) };
+    let wanted = Wanted { format: accept::format(&headers), is_compressed: accept::takes_gzip(&headers) };
     let format = wanted.format;
     site.note_scrape(peer.as_ref().map(|Extension(peer)| peer), &headers);
-    let made = expositions.answer(wanted, &site.answers.0, || heap::making(|| format.encode(site.snapshots.collect())));
+    // Compressing belongs to the making: until it is done, the whole text is there too.
+    let make = || {
+        heap::making(|| {
+            let whole = format.encode(site.snapshots.collect());
+            whole.map(|whole| if wanted.is_compressed { gzip::compress(&whole) } else { whole })
+        })
+    };
+    let made = expositions.answer(wanted, &site.answers.0, make);
     match made.await {
         Ok(made) => {
             let mut response = made.response(format.content_type());
             let headers = response.headers_mut();
             headers.insert(header::VARY, HeaderValue::from_static("accept, accept-encoding"));
             // An answer that was withdrawn is a problem in plain text.
-            if wanted.is_packed && response.status() == StatusCode::OK {
+            if wanted.is_compressed && response.status() == StatusCode::OK {
                 response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             }
             response

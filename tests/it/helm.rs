@@ -157,6 +157,13 @@ fn it_leaves_nodes_whose_driver_is_upgraded_whatever_else_the_affinity_wants() {
     let Some(objects) = render(&users) else { return };
     let affinity = &one(&objects, "DaemonSet")["spec"]["template"]["spec"]["affinity"];
     assert_eq!(affinity["podAffinity"], json!({"x": 1}));
+    for values in [
+        "{affinity: {nodeAffinity: null}}",
+        "{affinity: null}",
+        "{affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [null]}}}}",
+    ] {
+        assert_eq!(terms(values), Some(alone.clone()), "{values}");
+    }
     let Some(none) = render("{driverUpgrades: {label: ''}}") else { return };
     assert!(one(&none, "DaemonSet")["spec"]["template"]["spec"]["affinity"].is_null());
 }
@@ -382,6 +389,8 @@ fn values_that_cannot_work_are_refused() {
         ("{listen: {address: localhost}}", "/listen/address"),
         ("{health: {port: 443}}", "/health/port"),
         ("{health: {restartAfter: soon}}", "/health/restartAfter"),
+        ("{health: {restartAfter: 0s}}", "/health/restartAfter"),
+        ("{health: {restartAfter: 500ms}}", "/health/restartAfter"),
         ("{config: {sampling: {peroid: 2ms}}}", "peroid"),
         ("{config: {peroid: 2ms}}", "peroid"),
         ("{annotations: {port: 443}}", "/annotations/port"),

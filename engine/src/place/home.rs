@@ -76,6 +76,11 @@ impl Homes {
         self.learn(pid, started(&self.process(pid)), home.unwrap_or_default(), now_ns)
     }
 
+    /// Whether the process has not ended.
+    pub fn is_there(&self, pid: u32) -> bool {
+        self.process(pid).exists()
+    }
+
     /// The container of this process, if the kubelet is still to link it.
     pub fn unlinked(&self, pid: u32, now_ns: i64) -> Option<Arc<str>> {
         let Home::Unlinked(id) = self.of(pid, now_ns).home else { return None };

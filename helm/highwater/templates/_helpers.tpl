@@ -28,20 +28,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{/* The user's affinity, and on every node the label by which the GPU operator asks clients of the driver to leave: not there, or "true".
-Terms are alternatives, so each of the user's is needed with each of these two. */}}
+Terms are alternatives, so each of the user's is combined with each of these two. */}}
 {{- define "highwater.affinity" -}}
-{{- $affinity := fromYaml (toYaml .Values.affinity) -}}
-{{- with .Values.driverUpgrades.label -}}
-{{- $required := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" (dict) $affinity -}}
+{{- $affinity := fromYaml (toYaml (.Values.affinity | default dict)) -}}
+{{- $label := (.Values.driverUpgrades | default dict).label -}}
+{{- if $label -}}
+{{- $ofNodes := $affinity.nodeAffinity | default dict -}}
+{{- $required := $ofNodes.requiredDuringSchedulingIgnoredDuringExecution | default dict -}}
 {{- $terms := list -}}
-{{- range $term := $required.nodeSelectorTerms | default (list (dict)) -}}
+{{- range $each := $required.nodeSelectorTerms | default (list (dict)) -}}
+{{- $term := $each | default dict -}}
 {{- $rules := $term.matchExpressions | default list -}}
-{{- $absent := dict "key" $.Values.driverUpgrades.label "operator" "DoesNotExist" -}}
-{{- $allowed := dict "key" $.Values.driverUpgrades.label "operator" "In" "values" (list "true") -}}
+{{- $absent := dict "key" $label "operator" "DoesNotExist" -}}
+{{- $allowed := dict "key" $label "operator" "In" "values" (list "true") -}}
 {{- $terms = append $terms (set (deepCopy $term) "matchExpressions" (append $rules $absent)) -}}
 {{- $terms = append $terms (set (deepCopy $term) "matchExpressions" (append $rules $allowed)) -}}
 {{- end -}}
-{{- $node := set (deepCopy ($affinity.nodeAffinity | default dict)) "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $node := set (deepCopy $ofNodes) "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
 {{- $_ := set $affinity "nodeAffinity" $node -}}
 {{- end -}}
 {{- if $affinity }}{{ toYaml $affinity }}{{ end -}}

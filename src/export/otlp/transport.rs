@@ -101,7 +101,7 @@ impl ReceiverClient {
         for (name, value) in self.endpoint.headers.iter() {
             request = request.header(name, value);
         }
-        let payload = match self.endpoint.gzip.then(|| Bytes::from(gzip::pack(&payload))) {
+        let payload = match self.endpoint.gzip.then(|| Bytes::from(gzip::compress(&payload))) {
             Some(packed) => {
                 request = request.header("content-encoding", "gzip");
                 packed

@@ -45,9 +45,9 @@ function holders(feed, gpu) {
   return parts;
 }
 
-// The pods that have a GPU, in a sentence; none where the kubelet is not asked.
-function podsPart(gpu) {
-  if (!gpu.pods) return [];
+// The pods that have a GPU, in a sentence; none where the kubelet is not asked, and of a GPU whose MIG instances have them.
+function podsPart(feed, gpu) {
+  if (!gpu.pods || [...feed.gpus.values()].some(({ parent }) => parent === gpu.uuid)) return [];
   const named = ({ namespace, pod, container, used_bytes: bytes }) =>
     `${namespace}/${pod}${container ? ` (${container})` : ""}${bytes === null ? "" : `, ${gib(bytes)}`}`;
   const text = gpu.pods.length === 0 ? "No pod has this GPU." : `Pods with this GPU: ${gpu.pods.map(named).join("; ")}.`;
@@ -57,11 +57,11 @@ function podsPart(gpu) {
 // A bar of the parts, and a table with their bytes.
 function holdersPart(feed, gpu) {
   const parts = holders(feed, gpu), title = element("h2", {}, `What the memory of GPU ${gpu.gpu} is`);
-  if (!parts) return [title, element("p", {}, "Its memory is not known now."), ...podsPart(gpu)];
+  if (!parts) return [title, element("p", {}, "Its memory is not known now."), ...podsPart(feed, gpu)];
   const total = parts.reduce((sum, { bytes }) => sum + bytes, 0);
   const text = ({ what, whose, bytes }) => `${what}${whose ? `, ${whose}` : ""}: ${gib(bytes)}`;
   const alpha = ({ faint }) => faint ? 0.45 : 1;
   const bar = partsBar(parts.map((part) => ({ title: text(part), color: part.color, alpha: alpha(part), share: part.bytes / total })));
   const rows = parts.map((part) => [colored(part.what, part.color, alpha(part)), part.whose, gib(part.bytes), ratio(part.bytes / gpu.usable)]);
-  return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), ...podsPart(gpu), element("p", { class: "note" }, HOLDERS_NOTE)];
+  return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), ...podsPart(feed, gpu), element("p", { class: "note" }, HOLDERS_NOTE)];
 }

@@ -70,8 +70,8 @@ pub struct Kubelet {
     socket: PathBuf,
     container_logs: PathBuf,
     listed: ArcSwapOption<Listed>,
-    /// The last list that the kubelet gave, which [`listed`](Self::listed) is too unless a later call failed.
-    last_good: ArcSwapOption<Listed>,
+    /// Whether the last call gave a list; `None` before the first.
+    is_up: ArcSwapOption<bool>,
     /// The list must be of this time or later, nanoseconds of the timeline.
     wanted_ns: AtomicI64,
     /// The names in that folder, and when they were read, nanoseconds of the timeline.
@@ -101,8 +101,7 @@ struct Given {
 impl Listed {
     pub(super) fn new(at_ns: i64, pods: &wire::Pods) -> Self {
         let given = |container: &wire::ContainerResources| {
-            let plugins = device_ids(container).filter_map(device_name);
-            let mut names: Vec<String> = plugins.chain(claimed(container).filter_map(claimed_name)).collect();
+            let mut names: Vec<String> = device_names(container).chain(claimed_names(container)).collect();
             names.sort_unstable();
             names.dedup();
             (!names.is_empty()).then(|| Given { container: container.name.clone(), names })
@@ -140,7 +139,7 @@ impl Kubelet {
             socket: settings.socket.clone()?,
             container_logs: settings.container_logs.clone(),
             listed: ArcSwapOption::empty(),
-            last_good: ArcSwapOption::empty(),
+            is_up: ArcSwapOption::empty(),
             wanted_ns: AtomicI64::new(i64::MIN),
             links: Mutex::default(),
             warned_logs: AtomicBool::new(false),
@@ -190,7 +189,7 @@ impl Kubelet {
             return None;
         };
         let found = listed.find(container);
-        // A container without GPUs is looked up as long as its job runs. The pause doubles each time, up to a minute.
+        // A container without GPUs is looked up as long as its job runs. The pause doubles each time, until the next poll is as soon.
         let patience_ns = (listed.at_ns - since_ns).clamp(SECOND_NS, LONGEST_PATIENCE_NS);
         if found.is_none() && now_ns - listed.at_ns >= patience_ns {
             self.want(now_ns);
@@ -201,15 +200,13 @@ impl Kubelet {
     /// The last list, unless it is too old to be used.
     #[must_use]
     pub(crate) fn last_list(&self, now_ns: i64) -> Option<Arc<Listed>> {
-        self.last_good.load_full().filter(|listed| now_ns.saturating_sub(listed.at_ns) <= KEEP_LIST_NS)
+        self.listed.load_full().filter(|listed| now_ns.saturating_sub(listed.at_ns) <= KEEP_LIST_NS)
     }
 
     /// Whether the last call to the kubelet gave a list; `None` before the first.
     #[must_use]
     pub(crate) fn is_up(&self) -> Option<bool> {
-        let listed = self.listed.load();
-        let good = self.last_good.load();
-        listed.as_ref().map(|listed| good.as_ref().is_some_and(|good| good.at_ns == listed.at_ns))
+        self.is_up.load().as_deref().copied()
     }
 
     /// Requests a list of this time or later.
@@ -221,18 +218,24 @@ impl Kubelet {
         }
     }
 
-    /// Makes a list each [`POLL_PERIOD`], and whenever one is requested, until `stop`; calls `after` with the time after each. To
-    /// end it, unpark its thread.
+    /// Makes a list each [`POLL_PERIOD`], and whenever one is requested, until `stop`; calls `after` with the time after each, and each
+    /// [`POLL_PERIOD`] while the kubelet gives none. To end it, unpark its thread.
     pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool, after: &dyn Fn(i64)) {
         // Only one thread runs this. A second one would not be woken, but would do no other harm.
         let _ = self.thread.set(thread::current());
         let (mut warned, mut listed_ns, mut failures) = (Warned::default(), i64::MIN, 0);
-        let mut due = Instant::now();
+        let (mut due, mut after_due) = (Instant::now(), Instant::now());
         while !stop.load(Ordering::Relaxed) {
             let is_wanted = self.wanted_ns.load(Ordering::SeqCst) > listed_ns;
             let left = due.saturating_duration_since(Instant::now());
             if !is_wanted && !left.is_zero() {
+                let left = left.min(after_due.saturating_duration_since(Instant::now()));
                 thread::park_timeout(left);
+                // What goes with the last list changes while the kubelet is away.
+                if Instant::now() >= after_due && !stop.load(Ordering::Relaxed) {
+                    after(clock.now_ns());
+                    after_due = Instant::now() + POLL_PERIOD;
+                }
                 continue;
             }
             // The answer is current at some moment after this.
@@ -242,19 +245,18 @@ impl Kubelet {
             failures = if pods.is_ok() { 0 } else { failures + 1 };
             self.take(listed_ns, pods.ok().as_ref());
             after(clock.now_ns());
-            due = Instant::now() + pause_after(failures);
+            (due, after_due) = (Instant::now() + pause_after(failures), Instant::now() + POLL_PERIOD);
             park_for(PAUSE, stop);
         }
     }
 
-    /// Takes the kubelet's answer. A failure clears the list that [`gpus_of`](Self::gpus_of) uses: the previous one may be out of
-    /// date.
+    /// Takes the kubelet's answer, if it gave one. Otherwise the last list stays: the devices of a container do not change, and a
+    /// lookup does not use a list from before its time.
     fn take(&self, at_ns: i64, pods: Option<&wire::Pods>) {
-        let listed = Arc::new(Listed::new(at_ns, pods.unwrap_or(&wire::Pods::default())));
-        if pods.is_some() {
-            self.last_good.store(Some(Arc::clone(&listed)));
+        if let Some(pods) = pods {
+            self.listed.store(Some(Arc::new(Listed::new(at_ns, pods))));
         }
-        self.listed.store(Some(listed));
+        self.is_up.store(Some(Arc::new(pods.is_some())));
     }
 
     fn ask(&self) -> Result<wire::Pods, KubeletError> {
@@ -279,8 +281,18 @@ impl Kubelet {
     }
 }
 
-fn device_ids(container: &wire::ContainerResources) -> impl Iterator<Item = &str> {
-    container.devices.iter().flat_map(|devices| devices.device_ids.iter().map(String::as_str))
+/// The devices that plugins gave a container, by UUID or device file. A GPU whose id says neither is there by its id: a container of
+/// which one GPU is unknown is given none.
+fn device_names(container: &wire::ContainerResources) -> impl Iterator<Item = String> {
+    container.devices.iter().flat_map(|devices| {
+        let is_gpu = is_gpu(&devices.resource_name);
+        devices.device_ids.iter().filter_map(move |id| device_name(id).or_else(|| is_gpu.then(|| id.clone())))
+    })
+}
+
+/// Whether NVIDIA's device plugin, or one in its place, gives out GPUs or MIG instances under this name.
+fn is_gpu(resource: &str) -> bool {
+    resource == "nvidia.com/gpu" || resource.starts_with("nvidia.com/gpu.") || resource.starts_with("nvidia.com/mig-")
 }
 
 /// How long to wait for the next list after this many failures in a row.
@@ -288,22 +300,25 @@ fn pause_after(failures: u32) -> Duration {
     POLL_PERIOD.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(LONGEST_PAUSE)
 }
 
-/// The driver name of the devices that a container's claims have (dynamic resource allocation), and theirs.
-fn claimed(container: &wire::ContainerResources) -> impl Iterator<Item = (&str, &str)> {
+/// The devices of NVIDIA's driver that a container's claims have (dynamic resource allocation), by device file, or as they are named
+/// if that does not say it.
+fn claimed_names(container: &wire::ContainerResources) -> impl Iterator<Item = String> {
     let claims = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
-    claims.map(|resource| (&*resource.driver_name, &*resource.device_name))
+    let gpus = claims.filter(|resource| resource.driver_name == DRA_DRIVER);
+    gpus.map(|resource| claimed_name(&resource.device_name).unwrap_or_else(|| resource.device_name.clone()))
 }
 
 /// A GPU's UUID or device file by a device's id, which each device plugin chooses for itself:
 /// - NVIDIA's: the UUID, with `::N` appended if the GPU is shared;
-/// - HAMi's: the UUID, with `-N` appended;
 /// - GKE's: `nvidia3`, `nvidia3/gi7` for a MIG instance, with `/vgpu1` appended if the GPU is shared.
+///
+/// HAMi's ids are a UUID with `-N` appended. Which GPU a container then gets is its scheduler's choice, not the kubelet's, so the
+/// UUID in the id may be another GPU's.
 fn device_name(id: &str) -> Option<String> {
-    let id = id.split("::").next()?;
-    if id.starts_with("GPU-") || id.starts_with("MIG-") {
-        let is_numbered =
-            id.len() > UUID_LENGTH && id.is_char_boundary(UUID_LENGTH) && id[UUID_LENGTH..].starts_with('-');
-        return Some(if is_numbered { &id[..UUID_LENGTH] } else { id }.to_owned());
+    let uuid = id.split("::").next()?;
+    if uuid.starts_with("GPU-") || uuid.starts_with("MIG-") {
+        let is_hamis = uuid.len() > UUID_LENGTH && uuid.as_bytes()[UUID_LENGTH] == b'-';
+        return (!is_hamis).then(|| uuid.to_owned());
     }
     let mut parts = id.strip_prefix("nvidia")?.split('/');
     let (minor, part) = (parts.next()?.parse::<u32>().ok()?, parts.next());
@@ -315,11 +330,11 @@ fn device_name(id: &str) -> Option<String> {
 /// The length of `GPU-` or `MIG-` and a UUID.
 const UUID_LENGTH: usize = 40;
 
-/// A GPU's device file by its name in a claim: NVIDIA's driver for dynamic resource allocation names it `gpu-3`. The names of
-/// MIG instances (`gpu-3-mig-19-4`) have no id that NVML lists instances by.
-fn claimed_name((driver, device): (&str, &str)) -> Option<String> {
-    let minor = device.strip_prefix("gpu-").filter(|_| driver == DRA_DRIVER)?;
-    minor.parse::<u32>().ok().map(|minor| format!("/dev/nvidia{minor}"))
+/// A GPU's device file by its name in a claim: NVIDIA's driver for dynamic resource allocation names it `gpu-3`. NVML lists no MIG
+/// instance by what its names say of them (`gpu-3-mig-19-4`).
+fn claimed_name(device: &str) -> Option<String> {
+    let minor = device.strip_prefix("gpu-")?.parse::<u32>().ok()?;
+    Some(format!("/dev/nvidia{minor}"))
 }
 
 /// The name of NVIDIA's driver for dynamic resource allocation.
@@ -347,14 +362,13 @@ impl Warned {
         if std::mem::replace(&mut self.failing, false) {
             tracing::info!(%socket, "the kubelet reports the GPUs of pods again");
         }
-        let nvidias = |devices: &&wire::ContainerDevices| devices.resource_name.starts_with("nvidia.com/");
-        let all = pods.pods.iter().flat_map(|pod| &pod.containers).flat_map(|container| &container.devices);
-        let plugins =
-            all.filter(nvidias).flat_map(|devices| &devices.device_ids).filter(|id| device_name(id).is_none());
         let containers = pods.pods.iter().flat_map(|pod| &pod.containers);
-        let claims =
-            containers.flat_map(claimed).filter(|claim| claim.0 == DRA_DRIVER && claimed_name(*claim).is_none());
-        let strange = plugins.map(String::as_str).chain(claims.map(|(_, device)| device)).next();
+        let mut all = containers.flat_map(|container| device_names(container).chain(claimed_names(container)));
+        let is_known = |name: &String| {
+            name.starts_with("/dev/")
+                || ((name.starts_with("GPU-") || name.starts_with("MIG-")) && name.len() <= UUID_LENGTH)
+        };
+        let strange = all.find(|name| !is_known(name));
         if let Some(id) = strange.filter(|_| !std::mem::replace(&mut self.without_uuids, true)) {
             tracing::warn!(%socket, id, "a device has a name from which its GPU is not known: its pod is not shown, and its job must name its GPU");
         }
@@ -433,7 +447,7 @@ mod tests {
     fn every_plugins_name_of_a_device_is_its_gpus() {
         let uuid = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c";
         let named = |id: &str| device_name(id);
-        for id in [uuid, &format!("{uuid}::3"), &format!("{uuid}-12")] {
+        for id in [uuid, &format!("{uuid}::3")] {
             assert_eq!(named(id).as_deref(), Some(uuid), "{id}");
         }
         assert_eq!(named("MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c").as_deref(), Some(&*uuid.replace("GPU", "MIG")));
@@ -445,23 +459,41 @@ mod tests {
         ] {
             assert_eq!(named(id).as_deref(), Some(file), "{id}");
         }
-        for id in ["", "0", "nvidia", "nvidiactl", "nvidia0/x", "nvidia99999999999", "nvidia-1", "tpu0"] {
+        let hamis = format!("{uuid}-12");
+        for id in [&*hamis, "", "0", "nvidia", "nvidiactl", "nvidia0/x", "nvidia99999999999", "nvidia-1", "tpu0"] {
             assert_eq!(named(id), None, "{id}");
         }
-        assert_eq!(claimed_name((DRA_DRIVER, "gpu-5")).as_deref(), Some("/dev/nvidia5"));
-        for claim in [(DRA_DRIVER, "gpu-5-mig-19-4"), (DRA_DRIVER, "gpu-"), ("other.com", "gpu-5")] {
-            assert_eq!(claimed_name(claim), None, "{claim:?}");
-        }
+        assert_eq!(claimed_name("gpu-5").as_deref(), Some("/dev/nvidia5"));
+        assert_eq!(["gpu-5-mig-19-4", "gpu-", "5"].map(claimed_name), [const { None }; 3]);
     }
 
     #[test]
     fn a_claim_of_dynamic_resource_allocation_gives_gpus_too() {
-        let resource = wire::ClaimResource { driver_name: DRA_DRIVER.into(), device_name: "gpu-5".into() };
-        let claim = wire::DynamicResource { claim_resources: vec![resource] };
-        let mut claims = pod("a", "train", &[("main", &[])]);
-        claims.containers[0].dynamic_resources = vec![claim];
-        let kubelet = listed(vec![claims]);
-        assert_eq!(kubelet.gpus_of(&container("a", "train", None), 0, 0), Some(vec!["/dev/nvidia5".into()]));
+        let claimed = |devices: &[(&str, &str)]| {
+            let resource = |(driver, device): &(&str, &str)| wire::ClaimResource {
+                driver_name: (*driver).into(),
+                device_name: (*device).into(),
+            };
+            let claim = wire::DynamicResource { claim_resources: devices.iter().map(resource).collect() };
+            let mut pod = pod("a", "train", &[("main", &[])]);
+            pod.containers[0].dynamic_resources = vec![claim];
+            listed(vec![pod]).gpus_of(&container("a", "train", None), 0, 0)
+        };
+        assert_eq!(claimed(&[(DRA_DRIVER, "gpu-5"), ("other.com", "gpu-6")]), Some(vec!["/dev/nvidia5".into()]));
+        assert_eq!(claimed(&[("other.com", "gpu-6")]), None);
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_known_is_not_left_out() {
+        let names = |devices: Devices<'_>| {
+            listed(vec![pod("a", "train", &[("main", devices)])]).gpus_of(&container("a", "train", None), 0, 0)
+        };
+        let uuid = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c";
+        let hamis = format!("{uuid}-3");
+        let of = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert_eq!(names(&[("nvidia.com/gpu", &[uuid, "7"])]), of(&["7", uuid]));
+        assert_eq!(names(&[("nvidia.com/gpu.shared", &[&hamis])]), of(&[&hamis]));
+        assert_eq!(names(&[("nvidia.com/mig-1g.18gb", &["x"]), ("nvidia.com/hostdev", &["0000:05:00.1"])]), of(&["x"]));
     }
 
     #[test]
@@ -471,12 +503,14 @@ mod tests {
         assert_eq!((kubelet.is_up(), kubelet.last_list(0).is_some()), (None, false));
         kubelet.take(0, None);
         assert_eq!((kubelet.is_up(), kubelet.last_list(0).is_some()), (Some(false), false), "none was given");
+        assert!(kubelet.gpus_of(&container("a", "train", None), 0, 0).is_none());
         kubelet
             .take(7, Some(&wire::Pods { pods: vec![pod("a", "train", &[("m", &[("nvidia.com/gpu", &["GPU-1"])])])] }));
         assert_eq!(kubelet.is_up(), Some(true));
         kubelet.take(9, None);
         assert_eq!(kubelet.is_up(), Some(false));
-        assert!(kubelet.gpus_of(&container("a", "train", None), 0, 0).is_none(), "it may have changed");
+        let gpus = |since_ns| kubelet.gpus_of(&container("a", "train", None), since_ns, 9);
+        assert_eq!((gpus(7), gpus(8)), (Some(vec!["GPU-1".into()]), None), "a later pod of that name may have others");
         let at = |now_ns| kubelet.last_list(now_ns).map(|listed| listed.containers().count());
         assert_eq!((at(7 + KEEP_LIST_NS), at(8 + KEEP_LIST_NS)), (Some(1), None));
         let pauses = [0, 1, 2, 3, 4, 1_000].map(|failures| pause_after(failures).as_secs());
@@ -545,20 +579,17 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_made_when_it_is_wanted_and_a_failure_makes_an_empty_one() {
+    fn the_kubelet_is_asked_when_a_list_is_wanted_and_a_failure_makes_none() {
         let settings = KubeletSettings { socket: Some("/nowhere".into()), ..KubeletSettings::default() };
         let kubelet = Arc::new(Kubelet::new(&settings).expect("a socket is set"));
         let (container, stop) = (container("research", "llama-0", None), Arc::new(AtomicBool::new(false)));
         let (asked, stopped) = (Arc::clone(&kubelet), Arc::clone(&stop));
         let runs = thread::spawn(move || asked.run(&highwater_core::clock::Manual::at(7), &stopped, &|_| {}));
         assert_eq!(kubelet.gpus_of(&container, 5, 7), None);
-        let listed = loop {
-            if let Some(listed) = kubelet.listed.load_full() {
-                break listed;
-            }
+        while kubelet.is_up().is_none() {
             thread::yield_now();
-        };
-        assert_eq!((listed.at_ns, listed.pods.len()), (7, 0));
+        }
+        assert_eq!((kubelet.is_up(), kubelet.listed.load().is_none()), (Some(false), true));
         stop.store(true, Ordering::SeqCst);
         runs.thread().unpark();
         runs.join().expect("it ends");
