@@ -1,6 +1,8 @@
 //! Every order in which a reader can meet the writer, as loom finds them: `RUSTFLAGS="--cfg highwater_loom" cargo test`.
 
-use crate::ring::{Config, QueryError, Reader, Writer, layout::Layout, seqlock::Cell, sync::zeroed, with_layout};
+use crate::ring::{
+    Config, QueryError, Reader, Writer, create::with_layout, layout::Layout, seqlock::Cell, sync::zeroed,
+};
 use loom::{sync::Arc, sync::atomic::Ordering, thread};
 
 const CONFIG: Config = Config { retention_ns: 1_000, max_bytes: 0, resolution_ns: 1 };
