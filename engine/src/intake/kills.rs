@@ -466,6 +466,13 @@ mod tests {
         rig.process(7, 0, 6);
         assert_eq!(waited(20), None, "another process has its id");
         assert_eq!(rig.kills.waits(8), None, "nobody sends from it");
+        // The other one sends too: it has waited for nothing yet.
+        rig.kills.note_end(SenderId::Process(7), SECOND_NS);
+        rig.process(7, 0, 6);
+        let account = rig.accounts.of(&Owner::User { uid: 1, within: Within::Node });
+        rig.kills.watch(SenderId::Process(7), 7, &account);
+        rig.look(20);
+        assert_eq!([waited(50), waited(53)], [Some(Some(0)), Some(Some(3))]);
     }
 
     #[test]

@@ -49,13 +49,12 @@ fn metric(sample: &Sample, names: &[&str], kind: MetricKind, kept: Kept) -> Metr
 }
 
 fn histogram(counts: &Counts, kept: Kept) -> Histogram {
-    let buckets =
-        counts.bounds_s.iter().zip(&counts.cumulative).step_by(kept.step).take(kept.most).map(|(bound, count)| {
-            let mut bucket = Bucket::default();
-            bucket.set_upper_bound(*bound);
-            bucket.set_cumulative_count(*count);
-            bucket
-        });
+    let buckets = kept.of(counts.bounds_s).iter().zip(&counts.cumulative).step_by(kept.step).map(|(bound, count)| {
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(*bound);
+        bucket.set_cumulative_count(*count);
+        bucket
+    });
     let mut histogram = Histogram::default();
     histogram.set_bucket(buckets.collect());
     histogram.set_sample_count(counts.cumulative.last().copied().unwrap_or(0));

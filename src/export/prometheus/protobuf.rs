@@ -78,12 +78,13 @@ fn write_family(family: &Family, out: &mut Vec<u8>) {
     text(field::FAMILY_NAME, family.metric.name, out);
     text(field::FAMILY_HELP, family.metric.help, out);
     number(field::FAMILY_TYPE, kind, out);
+    let kept = kept(family);
     for Sample { labels, value } in &family.samples {
         nested(field::FAMILY_METRIC, out, |out| {
             write_labels(family.metric.labels, labels, out);
             match value {
                 Value::Histogram(counts) => {
-                    nested(field::METRIC_HISTOGRAM, out, |out| write_histogram(counts, kept(family), out));
+                    nested(field::METRIC_HISTOGRAM, out, |out| write_histogram(counts, kept, out));
                 }
                 Value::Number(value) => {
                     let is_counter = family.metric.kind == MetricKind::Counter;
@@ -109,7 +110,7 @@ fn write_histogram(counts: &Counts, kept: Kept, out: &mut Vec<u8>) {
     number(field::SAMPLE_COUNT, counts.cumulative.last().copied().unwrap_or(0), out);
     double(field::SAMPLE_SUM, counts.sum_s, out);
     // The last count, beyond all bounds, is the number of samples.
-    for (bound, count) in counts.bounds_s.iter().zip(&counts.cumulative).step_by(kept.step).take(kept.most) {
+    for (bound, count) in kept.of(counts.bounds_s).iter().zip(&counts.cumulative).step_by(kept.step) {
         nested(field::BUCKET, out, |out| {
             number(field::BUCKET_COUNT, *count, out);
             double(field::BUCKET_BOUND, *bound, out);

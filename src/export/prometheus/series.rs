@@ -31,7 +31,7 @@ pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
                     put_count(count, text);
                 };
                 let (all, bounds) = (counts.cumulative.last().copied().unwrap_or(0), bounds(counts));
-                for (bound, count) in bounds.iter().zip(&counts.cumulative).step_by(kept.step).take(kept.most) {
+                for (bound, count) in kept.of(&bounds).iter().zip(&counts.cumulative).step_by(kept.step) {
                     put_bucket(bound, *count);
                 }
                 put_bucket(INFINITY, all);

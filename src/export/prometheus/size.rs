@@ -9,7 +9,7 @@ pub(super) const MOST_FINE: usize = 256;
 /// The number of a family's lines beside its two comments.
 pub(super) fn lines(family: &Family) -> usize {
     let of_sample = match family.samples.first().map(|sample| &sample.value) {
-        Some(Value::Histogram(counts)) => kept(family).of(counts.bounds_s.len()) + 4,
+        Some(Value::Histogram(counts)) => kept(family).of(counts.bounds_s).len() / kept(family).step + 4,
         _ => 1,
     };
     of_sample * family.samples.len()
@@ -20,23 +20,22 @@ pub(super) fn bytes(family: &Family) -> usize {
     256 + 90 * lines(family)
 }
 
-/// Which buckets of a family are exported: every `step`-th, `most` of them.
+/// Which buckets of a family are exported: every `step`-th, if any.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept {
     pub(super) step: usize,
-    pub(super) most: usize,
+    has_any: bool,
 }
 
 impl Kept {
-    /// How many of all.
-    fn of(self, all: usize) -> usize {
-        (all / self.step).min(self.most)
+    /// Those to take each `step`-th of.
+    pub(super) fn of<T>(self, all: &[T]) -> &[T] {
+        if self.has_any { all } else { &[] }
     }
 }
 
 /// Which buckets of a family are exported, beside the one of all observations.
 pub(super) fn kept(family: &Family) -> Kept {
     let is_fine = family.buckets == Buckets::Fine && family.samples.len() <= MOST_FINE;
-    let most = if family.buckets == Buckets::None { 0 } else { usize::MAX };
-    Kept { step: if is_fine { 1 } else { BOUNDS_TO_A_COARSE_ONE }, most }
+    Kept { step: if is_fine { 1 } else { BOUNDS_TO_A_COARSE_ONE }, has_any: family.buckets != Buckets::None }
 }
