@@ -142,10 +142,21 @@ impl Node {
     /// There is no memory for its ring.
     #[must_use]
     pub fn of_one_gpu(clock: Arc<dyn Clock>) -> (Arc<Self>, ring::Writer) {
-        struct One([Device; 1]);
-        impl Source for One {
+        let device = Device { index: "0".into(), uuid: "GPU-0".into(), ..Device::default() };
+        let (node, mut writers) = Self::of_devices(clock, vec![device], false);
+        (Arc::new(node), writers.remove(0))
+    }
+
+    /// These GPUs and MIG instances, whose memory the test writes by hand. `lists_all`: whether lists of processes are complete.
+    ///
+    /// # Panics
+    /// There is no memory for their rings.
+    #[must_use]
+    pub fn of_devices(clock: Arc<dyn Clock>, devices: Vec<Device>, lists_all: bool) -> (Self, Vec<ring::Writer>) {
+        struct ByHand(Vec<Device>, bool);
+        impl Source for ByHand {
             fn description(&self) -> String {
-                "one GPU by hand".into()
+                "GPUs by hand".into()
             }
             fn devices(&self) -> &[Device] {
                 &self.0
@@ -153,12 +164,13 @@ impl Node {
             fn memory_used(&self, _: usize, _: i64) -> Result<u64, Error> {
                 Err(Error::NotYet)
             }
+            fn lists_all_processes(&self) -> bool {
+                self.1
+            }
         }
-        let device = Device { index: "0".into(), uuid: "GPU-0".into(), ..Device::default() };
-        let source = Arc::new(One([device]));
         let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
-        let (node, mut writers) = Self::new(source, clock, config, Periods::default(), None).expect("rings");
-        (Arc::new(node), writers.remove(0))
+        let source = Arc::new(ByHand(devices, lists_all));
+        Self::new(source, clock, config, Periods::default(), None).expect("rings")
     }
 }
 
@@ -247,7 +259,7 @@ impl Slot {
         Self { restart_after, ..self }
     }
 
-    /// Why only a new container can read GPUs, if that is so for long enough: its library is given to it when it is created.
+    /// The reason to restart the container, once it has lasted for `restart_after`: a container gets its library when it is created.
     #[must_use]
     pub fn needs_restart(&self) -> Option<String> {
         let patience = self.restart_after?;

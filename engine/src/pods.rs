@@ -63,6 +63,14 @@ pub struct PodRow {
     pub used_bytes: Option<u64>,
 }
 
+impl PodTable {
+    /// The pods of the GPU with this UUID, if they are known.
+    #[must_use]
+    pub fn of(&self, uuid: &str) -> Option<&GpuPods> {
+        self.gpus.iter().find(|gpu| gpu.uuid == uuid)
+    }
+}
+
 impl GpuPods {
     /// The container of this process.
     #[must_use]
@@ -80,12 +88,6 @@ impl CurrentPods {
     #[must_use]
     pub fn now(&self) -> Arc<PodTable> {
         self.0.load_full()
-    }
-
-    /// The pods of the GPU with this UUID, if they are known.
-    #[must_use]
-    pub fn of(&self, uuid: &str) -> Option<GpuPods> {
-        self.0.load().gpus.iter().find(|gpu| gpu.uuid == uuid).cloned()
     }
 }
 
@@ -212,30 +214,11 @@ fn key_of(container: Container) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::Periods;
     use highwater_core::clock::{Clock as _, Manual};
     use highwater_core::gpu::{Device, Process};
-    use highwater_core::source::{Error, Source};
     use std::path::Path;
 
-    /// GPU 0, GPU 1 with an instance, and nothing that is read.
-    struct Three([Device; 3]);
-
-    impl Source for Three {
-        fn description(&self) -> String {
-            "GPUs by hand".into()
-        }
-        fn devices(&self) -> &[Device] {
-            &self.0
-        }
-        fn memory_used(&self, _: usize, _: i64) -> Result<u64, Error> {
-            Err(Error::NotYet)
-        }
-        fn lists_all_processes(&self) -> bool {
-            true
-        }
-    }
-
+    /// GPU 0, and GPU 1 with an instance.
     fn node(clock: &Arc<Manual>) -> (Node, Vec<ring::Writer>) {
         let device = |index: &str, uuid: &str, parent_uuid: Option<&str>| Device {
             index: index.into(),
@@ -244,9 +227,9 @@ mod tests {
             parent_uuid: parent_uuid.map(str::to_owned),
             ..Device::default()
         };
-        let devices = [device("0", "GPU-0", None), device("1", "GPU-1", None), device("1:0", "MIG-1-0", Some("GPU-1"))];
-        let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
-        Node::new(Arc::new(Three(devices)), Arc::clone(clock) as _, ring, Periods::default(), None).expect("room")
+        let devices =
+            vec![device("0", "GPU-0", None), device("1", "GPU-1", None), device("1:0", "MIG-1-0", Some("GPU-1"))];
+        Node::of_devices(Arc::clone(clock) as _, devices, true)
     }
 
     /// Makes a process whose control group is of the container with this id, which the kubelet's link gives this pod.
@@ -305,7 +288,7 @@ mod tests {
         assert_eq!(known.gpus[0].processes, [(5, 1), (6, 1), (7, 0)].into());
         assert_eq!((rows(&known.gpus[1]), known.gpus[1].rest_bytes), (vec![], None), "its instance has it");
         assert_eq!(rows(&known.gpus[2]), [(trainer.clone(), Some(9))]);
-        assert_eq!(table.of("GPU-0"), Some(known.gpus[0].clone()));
+        assert_eq!(table.now().of("GPU-0"), Some(&known.gpus[0]));
         // A process of unknown size makes its pod and the rest unknown, and no other pod.
         let unsized_one = all.iter().map(|one| if one.pid == 6 { held(6, None) } else { *one }).collect();
         node.gpus[0].set_processes(20 * SECOND_NS, Some(unsized_one));

@@ -216,7 +216,7 @@ impl Default for Families {
 }
 
 impl Families {
-    /// None yet, of those that are chosen.
+    /// No samples, with this choice of what is exported.
     #[must_use]
     pub fn of(choice: Choice) -> Self {
         Self { samples: vec![Vec::new(); ALL.len()], choice }

@@ -111,7 +111,7 @@ struct PodAnswer {
 }
 
 impl GpuAnswer {
-    fn of(gpu: &GpuState, ring: &Reader, pods: Option<GpuPods>, shift_ns: i64) -> Self {
+    fn of(gpu: &GpuState, ring: &Reader, pods: Option<&GpuPods>, shift_ns: i64) -> Self {
         let used = ring.newest_ns().and_then(|newest_ns| ring.at(newest_ns).ok().flatten());
         let (device, is_up) = (gpu.device.clone(), gpu.health() == Health::Up);
         let peak = ring.newest_ns().and_then(|to_ns| {
@@ -123,10 +123,7 @@ impl GpuAnswer {
         let process = |process: &Process| ProcessAnswer {
             pid: process.pid,
             used_bytes: process.used_bytes,
-            pod: pods
-                .as_ref()
-                .and_then(|pods| pods.of_process(process.pid))
-                .map(|row| format!("{}/{}", row.namespace, row.pod)),
+            pod: pods.and_then(|pods| pods.of_process(process.pid)).map(|row| format!("{}/{}", row.namespace, row.pod)),
         };
         Self {
             gpu: device.index,
@@ -146,7 +143,7 @@ impl GpuAnswer {
             power_limit_watts: gpu.rare().and_then(|latest| latest.reading.power_limit_watts),
             temperature_celsius: medium.and_then(|medium| medium.temperature_celsius),
             processes: processes.map(|latest| latest.reading.iter().map(process).collect()),
-            pods: pods.map(|pods| pods.rows.into_iter().map(pod_answer).collect()),
+            pods: pods.map(|pods| pods.rows.iter().cloned().map(pod_answer).collect()),
             oldest_unix_nano: ring.oldest_ns().map(|at_ns| at_ns + shift_ns),
             newest_unix_nano: ring.newest_ns().map(|at_ns| at_ns + shift_ns),
         }
@@ -173,7 +170,8 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, P
 pub(super) fn gpus_now(state: &SharedState) -> Result<GpusAnswer, String> {
     let node = node_of(state)?;
     let shift_ns = node.clock.unix_shift_ns();
-    let of = |(gpu, ring): (&GpuState, &Reader)| GpuAnswer::of(gpu, ring, state.pods.of(&gpu.device.uuid), shift_ns);
+    let pods = state.pods.now();
+    let of = |(gpu, ring): (&GpuState, &Reader)| GpuAnswer::of(gpu, ring, pods.of(&gpu.device.uuid), shift_ns);
     let gpus = node.gpus.iter().zip(node.rings.iter()).map(of);
     let skipped = node.source.skipped().iter().map(GpuAnswer::skipped);
     let source = node.source.description();

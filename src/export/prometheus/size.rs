@@ -9,7 +9,10 @@ pub(super) const MOST_FINE: usize = 256;
 /// The number of a family's lines beside its two comments.
 pub(super) fn lines(family: &Family) -> usize {
     let of_sample = match family.samples.first().map(|sample| &sample.value) {
-        Some(Value::Histogram(counts)) => kept(family).of(counts.bounds_s).len() / kept(family).step + 4,
+        Some(Value::Histogram(counts)) => {
+            let kept = kept(family);
+            kept.of(counts.bounds_s).len() / kept.step + 4
+        }
         _ => 1,
     };
     of_sample * family.samples.len()

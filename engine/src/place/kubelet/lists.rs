@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// The shortest time from one list to the next.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The time from one list to the next while nobody wants one sooner: how late a pod's begin and end are seen.
-pub const POLL_PERIOD: Duration = Duration::from_secs(5);
+const POLL_PERIOD: Duration = Duration::from_secs(5);
 /// The longest of the growing pauses while the kubelet gives no list.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long the last list is used while the kubelet, which may be restarting, gives no other.
@@ -218,35 +218,34 @@ impl Kubelet {
         }
     }
 
-    /// Makes a list each [`POLL_PERIOD`], and whenever one is requested, until `stop`; calls `after` with the time after each, and each
-    /// [`POLL_PERIOD`] while the kubelet gives none. To end it, unpark its thread.
+    /// Makes a list each five seconds, and whenever one is requested, until `stop`. Calls `after` with the time after each list, and each
+    /// five seconds while the kubelet gives none. To end it, unpark its thread.
     pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool, after: &dyn Fn(i64)) {
         // Only one thread runs this. A second one would not be woken, but would do no other harm.
         let _ = self.thread.set(thread::current());
         let (mut warned, mut listed_ns, mut failures) = (Warned::default(), i64::MIN, 0);
-        let (mut due, mut after_due) = (Instant::now(), Instant::now());
+        let mut due = Instant::now();
         while !stop.load(Ordering::Relaxed) {
-            let is_wanted = self.wanted_ns.load(Ordering::SeqCst) > listed_ns;
-            let left = due.saturating_duration_since(Instant::now());
-            if !is_wanted && !left.is_zero() {
-                let left = left.min(after_due.saturating_duration_since(Instant::now()));
-                thread::park_timeout(left);
-                // What goes with the last list changes while the kubelet is away.
-                if Instant::now() >= after_due && !stop.load(Ordering::Relaxed) {
-                    after(clock.now_ns());
-                    after_due = Instant::now() + POLL_PERIOD;
-                }
-                continue;
+            if self.wanted_ns.load(Ordering::SeqCst) > listed_ns || Instant::now() >= due {
+                // The answer is current at some moment after this.
+                listed_ns = clock.now_ns();
+                let pods = self.ask();
+                warned.log_change(self, &pods);
+                failures = if pods.is_ok() { 0 } else { failures + 1 };
+                self.take(listed_ns, pods.ok().as_ref());
+                due = Instant::now() + pause_after(failures);
             }
-            // The answer is current at some moment after this.
-            listed_ns = clock.now_ns();
-            let pods = self.ask();
-            warned.log_change(self, &pods);
-            failures = if pods.is_ok() { 0 } else { failures + 1 };
-            self.take(listed_ns, pods.ok().as_ref());
             after(clock.now_ns());
-            (due, after_due) = (Instant::now() + pause_after(failures), Instant::now() + POLL_PERIOD);
+            // What goes with the last list changes while the kubelet is away, too.
+            let next = due.min(Instant::now() + POLL_PERIOD);
             park_for(PAUSE, stop);
+            while !stop.load(Ordering::Relaxed) && self.wanted_ns.load(Ordering::SeqCst) <= listed_ns {
+                let left = next.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                thread::park_timeout(left);
+            }
         }
     }
 
@@ -300,12 +299,15 @@ fn pause_after(failures: u32) -> Duration {
     POLL_PERIOD.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(LONGEST_PAUSE)
 }
 
-/// The devices of NVIDIA's driver that a container's claims have (dynamic resource allocation), by device file, or as they are named
-/// if that does not say it.
-fn claimed_names(container: &wire::ContainerResources) -> impl Iterator<Item = String> {
+/// The devices of NVIDIA's driver that a container's claims have (dynamic resource allocation), as it names them.
+fn claimed(container: &wire::ContainerResources) -> impl Iterator<Item = &str> {
     let claims = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
-    let gpus = claims.filter(|resource| resource.driver_name == DRA_DRIVER);
-    gpus.map(|resource| claimed_name(&resource.device_name).unwrap_or_else(|| resource.device_name.clone()))
+    claims.filter(|resource| resource.driver_name == DRA_DRIVER).map(|resource| &*resource.device_name)
+}
+
+/// The same by device file, or as they are named if that does not say it.
+fn claimed_names(container: &wire::ContainerResources) -> impl Iterator<Item = String> {
+    claimed(container).map(|device| claimed_name(device).unwrap_or_else(|| device.to_owned()))
 }
 
 /// A GPU's UUID or device file by a device's id, which each device plugin chooses for itself:
@@ -362,13 +364,12 @@ impl Warned {
         if std::mem::replace(&mut self.failing, false) {
             tracing::info!(%socket, "the kubelet reports the GPUs of pods again");
         }
-        let containers = pods.pods.iter().flat_map(|pod| &pod.containers);
-        let mut all = containers.flat_map(|container| device_names(container).chain(claimed_names(container)));
-        let is_known = |name: &String| {
-            name.starts_with("/dev/")
-                || ((name.starts_with("GPU-") || name.starts_with("MIG-")) && name.len() <= UUID_LENGTH)
+        let unknown = |container: &wire::ContainerResources| {
+            let gpus = container.devices.iter().filter(|devices| is_gpu(&devices.resource_name));
+            let plugins = gpus.flat_map(|devices| &devices.device_ids).find(|id| device_name(id).is_none()).cloned();
+            plugins.or_else(|| claimed(container).find(|device| claimed_name(device).is_none()).map(str::to_owned))
         };
-        let strange = all.find(|name| !is_known(name));
+        let strange = pods.pods.iter().flat_map(|pod| &pod.containers).find_map(unknown);
         if let Some(id) = strange.filter(|_| !std::mem::replace(&mut self.without_uuids, true)) {
             tracing::warn!(%socket, id, "a device has a name from which its GPU is not known: its pod is not shown, and its job must name its GPU");
         }

@@ -12,4 +12,4 @@ mod lists;
 mod wire;
 
 pub use container::Home;
-pub use lists::{Kubelet, KubeletSettings, MOST_RESPONSE_BYTES, POLL_PERIOD};
+pub use lists::{Kubelet, KubeletSettings, MOST_RESPONSE_BYTES};
