@@ -43,7 +43,10 @@ fn helm_lint_has_nothing_to_say() {
 #[ignore = "needs a peer: make test-peers"]
 fn by_default_the_pod_can_do_nothing_but_read_gpus() {
     let Some(objects) = render("") else { return };
-    assert_eq!(kinds(&objects), ["DaemonSet", "NetworkPolicy", "Service", "ServiceAccount"]);
+    assert_eq!(kinds(&objects), ["DaemonSet", "NetworkPolicy", "Pod", "Service", "ServiceAccount"]);
+    let test = one(&objects, "Pod");
+    assert_eq!(test["metadata"]["annotations"]["helm.sh/hook"], "test", "the only other pod is that of `helm test`");
+    assert_eq!(test["spec"]["securityContext"]["runAsNonRoot"], true);
     let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
@@ -108,8 +111,10 @@ fn everything_can_be_switched_on() {
     assert_eq!((&pod["runtimeClassName"], &pod["hostPID"]), (&json!("nvidia"), &json!(true)));
     let volume =
         |name: &str| pod["volumes"].as_array().into_iter().flatten().find(|volume| volume["name"] == name).cloned();
-    assert_eq!(volume("run").expect("run")["hostPath"], json!({"path": "/run/hw", "type": "Directory"}));
-    assert_eq!(volume("captures").expect("captures")["hostPath"], json!({"path": "/var/lib/hw", "type": "Directory"}));
+    // Root can make them, and only root could write into one that is made.
+    assert_eq!(volume("run").expect("run")["hostPath"], json!({"path": "/run/hw", "type": "DirectoryOrCreate"}));
+    let captures = json!({"path": "/var/lib/hw", "type": "DirectoryOrCreate"});
+    assert_eq!(volume("captures").expect("captures")["hostPath"], captures);
     assert_eq!(volume("all-gpus").expect("all-gpus")["hostPath"]["path"], "/dev/null");
     assert_eq!(volume("token").expect("token")["secret"]["items"], json!([{"key": "bearer", "path": "token"}]));
     assert_eq!(volume("authority").expect("authority")["configMap"]["name"], "authority");
@@ -168,6 +173,62 @@ fn it_leaves_nodes_whose_driver_is_upgraded_whatever_else_the_affinity_wants() {
     assert!(one(&none, "DaemonSet")["spec"]["template"]["spec"]["affinity"].is_null());
 }
 
+/// One value for what attribution needs, and what it gives up.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_profile_turns_on_all_that_attribution_needs() {
+    let Some(objects) = render("{profile: attribution}") else { return };
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    assert_eq!((&pod["hostPID"], &pod["securityContext"]["runAsUser"]), (&json!(true), &json!(0)));
+    let paths: Vec<_> = pod["volumes"]
+        .as_array()
+        .expect("volumes")
+        .iter()
+        .filter_map(|volume| volume["hostPath"]["path"].as_str())
+        .collect();
+    let expected = ["/run/highwater", "/var/lib/kubelet/pod-resources", "/var/log/containers", "/sys/fs/cgroup"];
+    assert_eq!(paths, expected);
+    assert_eq!(pod["containers"][0]["resources"]["limits"]["memory"], "186Mi");
+    let separate = "{hostPID: true, kubelet: {enabled: true}, annotations: {socket: {hostPath: {enabled: true}}}}";
+    assert_eq!(render(separate), Some(objects), "the same as its parts");
+}
+
+/// Endpoints objects hold 1,000 addresses.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn more_than_a_thousand_nodes_can_be_scraped() {
+    let monitor = |values: &str, kind: &str| Some(one(&render(values)?, kind)["spec"].clone());
+    let more = "sampleLimit: 9000, attachMetadata: {node: true}, scheme: https";
+    let Some(service) = monitor(
+        &format!("{{serviceMonitor: {{enabled: true, serviceDiscoveryRole: EndpointSlice, {more}}}}}"),
+        "ServiceMonitor",
+    ) else {
+        return;
+    };
+    assert_eq!(service["serviceDiscoveryRole"], "EndpointSlice");
+    let pods =
+        monitor(&format!("{{serviceMonitor: {{enabled: true, pods: true, {more}}}}}"), "PodMonitor").expect("helm");
+    assert_eq!(pods["podMetricsEndpoints"], service["endpoints"]);
+    for spec in [&service, &pods] {
+        assert_eq!((&spec["sampleLimit"], &spec["attachMetadata"]), (&json!(9000), &json!({"node": true})));
+        assert_eq!(spec["selector"]["matchLabels"]["app.kubernetes.io/name"], "highwater");
+    }
+}
+
+/// OpenShift's constraints allow what the pods of the profile do, and no more.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn openshifts_constraints_are_those_of_the_profile() {
+    let constraints = |values: &str| Some(one(&render(values)?, "SecurityContextConstraints").clone());
+    let Some(core) = constraints("{openshift: {scc: {enabled: true}}}") else { return };
+    assert_eq!(core["users"], json!(["system:serviceaccount:monitoring:hw-highwater"]));
+    assert_eq!((&core["allowHostPID"], &core["allowHostDirVolumePlugin"]), (&json!(false), &json!(false)));
+    assert_eq!((&core["runAsUser"]["uid"], &core["requiredDropCapabilities"]), (&json!(65534), &json!(["ALL"])));
+    let all = constraints("{profile: attribution, openshift: {scc: {enabled: true}}}").expect("helm");
+    assert_eq!((&all["allowHostPID"], &all["allowHostDirVolumePlugin"]), (&json!(true), &json!(true)));
+    assert_eq!((&all["runAsUser"]["uid"], &all["allowPrivilegedContainer"]), (&json!(0), &json!(false)));
+}
+
 /// A chart's new version alone restarts no pod, and a setting that does not exist replaces none.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
@@ -196,7 +257,12 @@ fn the_network_policy_keeps_its_ports_apart() {
     let Some(objects) = render("") else { return };
     let policy = &one(&objects, "NetworkPolicy")["spec"];
     assert_eq!(policy["policyTypes"], json!(["Ingress", "Egress"]));
-    assert_eq!(policy["ingress"], json!([{"ports": [{"port": "http"}]}, {"ports": [{"port": "health"}]}]));
+    let own = json!([{"podSelector": {}}]);
+    let expected = json!([{"ports": [{"port": "http"}], "from": own}, {"ports": [{"port": "health"}]}]);
+    assert_eq!(policy["ingress"], expected, "not open to all, and no annotations over TCP without a token");
+    let Some(with_token) = render("annotations: {token: {existingSecret: t}}") else { return };
+    let ports = &one(&with_token, "NetworkPolicy")["spec"]["ingress"];
+    assert_eq!((&ports[0]["from"], &ports[1]), (&own, &json!({"ports": [{"port": "annotations"}]})));
     assert_eq!(policy["egress"], json!([]));
     let Some(objects) = render(EVERYTHING) else { return };
     let policy = &one(&objects, "NetworkPolicy")["spec"];

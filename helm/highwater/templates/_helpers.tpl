@@ -59,6 +59,7 @@ Terms are alternatives, so each of the user's is combined with each of these two
 {{- end -}}
 
 {{- define "highwater.image" -}}
+{{- with .Values.image.registry }}{{ . }}/{{ end -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- else -}}
@@ -66,9 +67,99 @@ Terms are alternatives, so each of the user's is combined with each of these two
 {{- end -}}
 {{- end -}}
 
+{{/* What the profile turns on, each as `true` or nothing: the node's processes, the kubelet's socket, the annotations socket on the node. */}}
+{{- define "highwater.hostPID" -}}
+{{- if or .Values.hostPID (eq .Values.profile "attribution") }}true{{ end -}}
+{{- end -}}
+{{- define "highwater.kubelet" -}}
+{{- if or .Values.kubelet.enabled (eq .Values.profile "attribution") }}true{{ end -}}
+{{- end -}}
+{{- define "highwater.socketOnNode" -}}
+{{- if or .Values.annotations.socket.hostPath.enabled (eq .Values.profile "attribution") }}true{{ end -}}
+{{- end -}}
+
+{{/* How the kubelet treats a folder on the node that is not there. Root makes it; another user could not write into one that is made. */}}
+{{- define "highwater.folderType" -}}
+{{- if include "highwater.kubelet" . }}DirectoryOrCreate{{ else }}Directory{{ end -}}
+{{- end -}}
+
+{{/* Fails if the namespace enforces a Pod Security Standard that forbids these pods. Helm asks the cluster only when it installs or
+upgrades; an upgrade would otherwise end the old pods, and make no new ones. */}}
+{{- define "highwater.admitted" -}}
+{{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}
+{{- $enforced := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "privileged" ($namespace | default dict) -}}
+{{- if ne $enforced "privileged" -}}
+{{- $wanted := list -}}
+{{- if include "highwater.hostPID" . }}{{ $wanted = append $wanted "the node's processes (hostPID)" }}{{ end -}}
+{{- if include "highwater.kubelet" . }}{{ $wanted = append $wanted "the kubelet's socket (kubelet.enabled)" }}{{ end -}}
+{{- if include "highwater.socketOnNode" . }}{{ $wanted = append $wanted "a folder of the node (annotations.socket.hostPath)" }}{{ end -}}
+{{- if and .Values.captures.enabled .Values.captures.hostPath.enabled }}{{ $wanted = append $wanted "a folder of the node (captures.hostPath)" }}{{ end -}}
+{{- if eq .Values.nvidia.deviceList "volume-mounts" }}{{ $wanted = append $wanted "a mount of the node (nvidia.deviceList)" }}{{ end -}}
+{{- if .Values.hostNetwork }}{{ $wanted = append $wanted "the node's network (hostNetwork)" }}{{ end -}}
+{{- if $wanted -}}
+{{- fail (printf "the namespace %s enforces the Pod Security Standard `%s`, which forbids %s%s: label the namespace pod-security.kubernetes.io/enforce=privileged, or use profile `core`" .Release.Namespace $enforced (join ", " $wanted) (ternary " (profile `attribution`)" "" (eq .Values.profile "attribution"))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The separate port for annotations over TCP: only with a token are there any. */}}
+{{- define "highwater.ownPort" -}}
+{{- if and .Values.annotations.token.existingSecret .Values.annotations.port }}{{ .Values.annotations.port }}{{ end -}}
+{{- end -}}
+
+{{/* How Prometheus scrapes the pods: what a ServiceMonitor and a PodMonitor have in common. */}}
+{{- define "highwater.endpoint" -}}
+port: http
+path: /metrics
+scheme: {{ .Values.serviceMonitor.scheme }}
+{{- with .Values.serviceMonitor.tlsConfig }}
+tlsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.serviceMonitor.basicAuth }}
+basicAuth:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+interval: {{ .Values.serviceMonitor.interval }}
+scrapeTimeout: {{ .Values.serviceMonitor.scrapeTimeout }}
+# A job's `namespace` is its own, and not the daemon's, which targets have. The daemon chooses the names of labels: no
+# job can bring one that is the target's, such as `job` or `instance`.
+honorLabels: true
+{{- with .Values.serviceMonitor.relabelings }}
+relabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.serviceMonitor.metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* What else the two have in common. */}}
+{{- define "highwater.monitor" -}}
+{{- with .Values.serviceMonitor.scrapeNativeHistograms }}
+scrapeNativeHistograms: {{ . }}
+{{- end }}
+{{- with .Values.serviceMonitor.scrapeClassicHistograms }}
+scrapeClassicHistograms: {{ . }}
+{{- end }}
+{{- with .Values.serviceMonitor.sampleLimit }}
+sampleLimit: {{ . }}
+{{- end }}
+{{- with .Values.serviceMonitor.attachMetadata }}
+attachMetadata:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+namespaceSelector:
+  matchNames: [{{ .Release.Namespace }}]
+selector:
+  matchLabels:
+    {{- include "highwater.selectorLabels" . | nindent 4 }}
+{{- end -}}
+
 {{/* The port that takes annotations over TCP. */}}
 {{- define "highwater.annotationsPort" -}}
-{{- default .Values.listen.port .Values.annotations.port -}}
+{{- default .Values.listen.port (include "highwater.ownPort" .) -}}
 {{- end -}}
 
 {{/* Not empty if the values make the daemon push over OTLP. */}}
@@ -99,7 +190,7 @@ Terms are alternatives, so each of the user's is combined with each of these two
 {{- $resources := deepCopy .Values.resources -}}
 {{- $memory := dig "limits" "memory" "" $resources | toString -}}
 {{- if regexMatch "^[0-9]+Mi$" $memory -}}
-{{- $all := add (trimSuffix "Mi" $memory | int64) (include "highwater.queueMebibytes" . | int64) (ternary 24 0 .Values.kubelet.enabled) -}}
+{{- $all := add (trimSuffix "Mi" $memory | int64) (include "highwater.queueMebibytes" . | int64) (ternary 24 0 (eq (include "highwater.kubelet" .) "true")) -}}
 {{- $_ := set $resources.limits "memory" (printf "%dMi" $all) -}}
 {{- end -}}
 {{- toYaml $resources -}}
