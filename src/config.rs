@@ -17,6 +17,7 @@ use crate::metrics::Choice;
 use crate::web::hosts::Hosts;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::jobs::Limits;
+use highwater_core::phases::FREE_BELOW;
 use highwater_core::{detect, ring};
 use highwater_engine::node::Periods;
 use highwater_engine::offline;
@@ -74,6 +75,8 @@ pub struct Settings {
     pub cgroups: Option<PathBuf>,
     /// How captures are taken and kept.
     pub captures: capture::CaptureSettings,
+    /// The time with fewer free bytes than each of these is counted.
+    pub free_below: Vec<u64>,
     /// Which metrics are exported.
     pub metrics: Choice,
     /// Thresholds for findings.
@@ -117,6 +120,7 @@ impl Default for Settings {
             kubelet: kubelet::KubeletSettings::default(),
             cgroups: Some("/sys/fs/cgroup".into()),
             captures: capture::CaptureSettings::default(),
+            free_below: vec![FREE_BELOW],
             metrics: Choice::default(),
             detect,
             replay_speed: Some(1.0),

@@ -89,6 +89,15 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     SIZES.parse(text)
 }
 
+/// A size as [`parse_bytes`] reads it, in the largest binary unit in which it is a whole number: `1GiB`, `1536MiB`, `1001B`.
+#[must_use]
+pub fn exact_bytes(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")];
+    let fits = |(shift, _): &(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= *shift;
+    let (shift, unit) = units.into_iter().find(fits).unwrap_or((0, "B"));
+    format!("{}{unit}", bytes >> shift)
+}
+
 /// Reads a duration, as `200 ms`, `1ms`, `1.5 s` or `5m`, into nanoseconds; a fraction of a nanosecond is cut off.
 /// Only `0` needs no unit.
 ///
@@ -180,6 +189,13 @@ impl<'de> Deserialize<'de> for Nanoseconds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_size_is_written_as_it_is_read() {
+        for text in ["1GiB", "1536MiB", "1001B", "3KiB", "2TiB", "0B"] {
+            assert_eq!(exact_bytes(parse_bytes(text).expect("a size")), text);
+        }
+    }
 
     #[test]
     fn sizes_are_exact() {

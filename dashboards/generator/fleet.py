@@ -34,6 +34,7 @@ def dashboard():
     board.line(7, (24, findings.alerts_table("Alerts that fire", ALERTS, DAEMON)))
     board.row("GPUs")
     board.line(14, (24, _gpus()))
+    board.line(8, (24, _low()))
     board.row("Nodes and jobs")
     board.line(8, (24, _nodes()))
     board.line(8, (24, _jobs()))
@@ -125,6 +126,29 @@ def _gpus():
                  "To slowdown is how many degrees the GPU is below the temperature at which it slows itself. It and the share of "
                  "the power limit are n/a if the GPU reports no limit.", queries_, columns, sort=("Peak", True),
                  pages=True)
+
+
+def _low():
+    """Which GPU was how long almost out of memory, and whose it was then: a pod's name is that of the time, by the recording rule."""
+    by, most = "instance, gpu", f"max_over_time(highwater_gpu_memory_low_longest_seconds{{{NODE},free_below=\"1GiB\"}}[$__range])"
+    pods = f"max by ({by}, namespace, pod) (max_over_time(highwater:pod_gpu_memory_low_longest_seconds{{{NODE}}}[$__range]))"
+    most_used = f"max_over_time(highwater_gpu_memory_used_max_bytes{{{NODE},window=\"60s\"}}[$__range])"
+    least = f"min by ({by}) ({queries.usable(NODE, '$__range')} - ignoring (window) {most_used})"
+    total = f"max by ({by}) (increase(highwater_gpu_memory_low_seconds_total{{{NODE},free_below=\"1GiB\"}}[$__range]))"
+    found = f"({pods} or on ({by}) max by ({by}) ({most})) > 0.005"
+    among = f"and on ({by}) (max by ({by}) ({most}) > 0.005)"
+    return table("GPUs with less than 1 GiB free for longer than 5 ms", "Within the time range, from samples of every millisecond. "
+                 "Longest is without a break; a stretch from before the range counts in whole. Pods are those that had the GPU "
+                 "then, where the kubelet is asked.",
+                 [rows(found), rows(f"{total} {among}"), rows(f"{least} {among}")], [
+                     column("Node", source="instance", link=TO_NODE, filtered=True, least=125),
+                     column("GPU", source="gpu", width=60, link=TO_GPU),
+                     column("Longest", source="A", unit="s", decimals=3, width=110),
+                     column("In all", source="B", unit="s", decimals=3, width=110),
+                     column("Least free", source="C", unit="bytes", decimals=1, width=110),
+                     column("Namespace", source="namespace", missing="", filtered=True),
+                     column("Pod", source="pod", missing="", filtered=True),
+                 ], sort=("Longest", True), pages=True)
 
 
 def _nodes():

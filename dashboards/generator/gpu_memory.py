@@ -37,6 +37,7 @@ def dashboard():
     on = board.line(10, (12, _peaks()), (12, _least_free()))
     board.line(9, (8, _above()), (8, _flushes()), (8, _floor()))
     board.line(9, (24, _now()))
+    board.line(7, (24, _pods()))
     board.row("Work and heat")
     board.line(8, (8, _utilization()), (8, _controller()), (8, _clock()))
     board.line(8, (8, _power()), (8, _temperature()), (8, _energy()))
@@ -154,6 +155,22 @@ def _now():
         column("Job", source="training_job", missing="none reported", link=TO_JOB),
         column("Rank", source="rank", missing="", width=70),
     ], sort=("Peak", True), pages=True)
+
+
+def _pods():
+    by = "max by (instance, gpu, namespace, pod, container)"
+    return table("Pods now", "A row for each container that has a GPU, or whose processes hold memory on it, where the kubelet is asked "
+                 "(kubelet.socket). Memory is n/a where its processes are not known.", [
+                     rows(f"{by} (highwater_gpu_pod_info{{{GPU}}})"),
+                     rows(f"{by} (highwater_pod_gpu_memory_used_bytes{{{GPU}}})"),
+                 ], [
+                     column("Node", source="instance"),
+                     column("GPU", source="gpu", width=70, link=LIVE),
+                     column("Namespace", source="namespace"),
+                     column("Pod", source="pod"),
+                     column("Container", source="container"),
+                     column("Bytes in use", source="B", unit="bytes", decimals=1, width=120),
+                 ], sort=("Bytes in use", True), pages=True)
 
 
 def _band():

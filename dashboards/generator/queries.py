@@ -37,6 +37,14 @@ def quantile(q, metric, matchers, by=(), window=RECENT):
     return f"histogram_quantile({q}, {native}) or histogram_quantile({q}, {classic})"
 
 
+def phase_quantile_of_jobs(q, matchers):
+    """Over all ranks and nodes, of five minutes: by the recording rules where Prometheus has them, since the histograms of a large job are
+    tens of thousands of series."""
+    native, classic = (f"highwater:job_phase_duration_seconds{part}:rate5m{{{matchers}}}" for part in ("", "_bucket"))
+    recorded = f"histogram_quantile({q}, sum by (phase) ({native})) or histogram_quantile({q}, sum by (phase, le) ({classic}))"
+    return f"{recorded} or {quantile(q, PHASES, matchers, ['phase'])}"
+
+
 def seconds(metric, matchers, by=(), window=RECENT):
     """Seconds that passed in what `metric` measures, per second."""
     native, classic = f"rate({metric}{{{matchers}}}[{window}])", f"rate({metric}_sum{{{matchers}}}[{window}])"

@@ -47,7 +47,7 @@ def dashboard():
     on = board.line(10, (9, _durations()), (8, _distribution()), (7, _rates()))
     board.line(10, (24, _ranks()))
     board.row("Phases")
-    board.line(9, (12, _per_step()), (12, _rare()))
+    board.line(9, (9, _per_step()), (8, _rare()), (7, _rare_of_all()))
     board.row("Memory")
     on += board.line(9, (8, _peak("Peak by phase", "phase", "{{phase}}", "highest of the selected ranks")),
                      (8, _peak_by_rank()), (8, _floor()))
@@ -217,6 +217,13 @@ def _rare():
                  f"grows while memory is nearly full waits for a rank without room. Points of rare phases are joined. {queries.GUARANTEE}",
                  [query(mean(PHASES, PHASE, ["phase"]), "{{phase}}, mean"),
                   query(quantile(0.99, PHASES, PHASE, ["phase"]), "{{phase}}, p99")], "s", legend="right",
+                 calcs=["max"], span=True)
+
+
+def _rare_of_all():
+    return lines("Phase duration over all ranks", "99th percentile of each phase over every rank and node of the job, whichever ranks are selected, "
+                 f"of the last five minutes. {queries.GUARANTEE}",
+                 [query(queries.phase_quantile_of_jobs(0.99, queries.JOB + ',phase=~"$phase"'), "{{phase}}")], "s", legend="right",
                  calcs=["max"], span=True)
 
 

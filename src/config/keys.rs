@@ -3,6 +3,7 @@
 use super::Settings;
 use crate::metrics::Buckets;
 use crate::web::hosts::Hosts;
+use highwater_core::phases::MOST_FREE_BELOW;
 use highwater_core::units::{parse_bytes, parse_duration_ns};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -130,6 +131,8 @@ keys! {
         |s, v| { s.metrics.processes = boolean(v)?; Ok(()) };
     "metrics.phase_buckets" = "fine", "The buckets of durations of steps and phases in /metrics: `fine` (61 bounds; every fourth where a node has more than 256 phases), `coarse` (every fourth), or `none`, where native histograms, sums and counts are enough.",
         |s, v| { s.metrics.phase_buckets = buckets(v)?; Ok(()) };
+    "metrics.free_below" = "1GiB", "The time in which a GPU has less than this much memory free is counted, and its longest stretch; at most four sizes, separated by commas, or empty.",
+        |s, v| { s.free_below = sizes(v)?; Ok(()) };
     "metrics.diagnostics" = "true", "Whether metrics for debugging the sampler are exported: durations and failures of driver calls, and its lateness. A panel and two runbooks use them.",
         |s, v| { s.metrics.diagnostics = boolean(v)?; Ok(()) };
     "detect.enabled" = "true", "Whether to look for causes of slow steps. docs/findings.md describes each.",
@@ -229,6 +232,17 @@ fn bytes(text: &str, least: u64, most: u64) -> Result<usize, String> {
         return usize::try_from(bytes).map_err(|error| error.to_string());
     }
     Err(format!("is not between {least} and {most} bytes"))
+}
+
+/// Different sizes, the smallest first.
+fn sizes(text: &str) -> Result<Vec<u64>, String> {
+    let mut sizes = names(text)
+        .iter()
+        .map(|size| bytes(size, 1 << 20, 1 << 40).map(|size| size as u64))
+        .collect::<Result<Vec<_>, _>>()?;
+    sizes.sort_unstable();
+    sizes.dedup();
+    if sizes.len() <= MOST_FREE_BELOW { Ok(sizes) } else { Err(format!("has more than {MOST_FREE_BELOW} sizes")) }
 }
 
 fn count(text: &str, least: usize, most: usize) -> Result<usize, String> {

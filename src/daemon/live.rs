@@ -121,7 +121,10 @@ fn run_node(shared: &SharedParts, source: Arc<dyn Source>, before: Option<&Count
         before,
     );
     let (node, writers) = match made {
-        Ok((node, writers)) => (Arc::new(node), writers),
+        Ok((mut node, writers)) => {
+            node.join.count_free_below(&shared.settings.free_below);
+            (Arc::new(node), writers)
+        }
         Err(error) => {
             let message = format!("cannot create the rings: {error}");
             shared.state.slot.clear(OpenError { reason: "ring", message });

@@ -62,7 +62,10 @@ impl Playback {
         let recording = Arc::clone(&replay);
         let made = Node::new(replay, Arc::clone(&clock) as _, shared.settings.ring(1), shared.settings.periods(), None);
         let (node, writers) = match made {
-            Ok((node, writers)) => (Arc::new(node), writers),
+            Ok((mut node, writers)) => {
+                node.join.count_free_below(&shared.settings.free_below);
+                (Arc::new(node), writers)
+            }
             Err(error) => return tracing::error!("cannot create the rings: {error}"),
         };
         shared.put_in_place(&node);

@@ -4,8 +4,9 @@ use super::catalogue as c;
 use super::families::{Families, Labels};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{GpuState, Health, THROTTLE_REASONS};
-use highwater_core::phases::{THRESHOLDS, WINDOWS};
+use highwater_core::phases::{LONGEST_WINDOW_S, LowMemory, THRESHOLDS, WINDOW_SLACK_NS, WINDOWS};
 use highwater_core::ring;
+use highwater_core::units::exact_bytes;
 use highwater_engine::node::{Node, Periods};
 use highwater_engine::sample::{RARE_TURNS, pcie_turns};
 use std::sync::Arc;
@@ -14,6 +15,9 @@ use std::sync::atomic::Ordering;
 /// A reading is exported as current until it is older than this and than three periods of its lane. So a driver that
 /// blocks for a moment makes no hole in a graph.
 const STALE_NS: i64 = 2 * SECOND_NS;
+
+/// The label of [`LONGEST_WINDOW_S`].
+const LONGEST_WINDOW: &str = "60s";
 
 /// One GPU with its labels.
 struct View<'a> {
@@ -89,7 +93,7 @@ fn memory(view: &View, out: &mut Families) {
     for (window, length_ns) in WINDOWS {
         let labels = view.labels.with(window);
         // The window ends now, not at the last sample, so that the memory of a lost GPU leaves it in time.
-        let from_ns = view.now_ns - length_ns - highwater_core::phases::WINDOW_SLACK_NS;
+        let from_ns = view.now_ns - length_ns - WINDOW_SLACK_NS;
         let kept = view.ring.of_kept(from_ns, newest_ns, |from_ns| view.ring.summary_through(from_ns, newest_ns));
         let Ok((_, summary)) = kept else { continue };
         out.count(&c::GPU_MEMORY_USED_MAX, &labels, summary.max);
@@ -101,10 +105,20 @@ fn memory(view: &View, out: &mut Families) {
 fn derived(node: &Node, position: usize, view: &View, out: &mut Families) {
     let derived = node.join.derived(position);
     out.count(&c::GPU_MEMORY_FLUSHES, &view.labels, Some(derived.flushes));
-    if view.state.usable_bytes().is_some() {
+    if let Some(usable_bytes) = view.state.usable_bytes() {
+        low(&derived.low, usable_bytes, view, out);
         for (threshold, above_ns) in THRESHOLDS.iter().zip(derived.pressure.above_ns()) {
             out.number(&c::GPU_MEMORY_PRESSURE, view.labels.with(threshold.label), Some(seconds(above_ns)));
         }
+    }
+}
+
+fn low(low: &LowMemory, usable_bytes: u64, view: &View, out: &mut Families) {
+    let from_ns = view.now_ns - LONGEST_WINDOW_S * SECOND_NS - WINDOW_SLACK_NS;
+    for level in low.levels().iter().filter(|level| level.free_below_bytes < usable_bytes) {
+        let labels = view.labels.with(Arc::<str>::from(exact_bytes(level.free_below_bytes)));
+        out.number(&c::GPU_MEMORY_LOW, &labels, Some(seconds(level.total_ns)));
+        out.number(&c::GPU_MEMORY_LOW_LONGEST, labels.with(LONGEST_WINDOW), Some(seconds(level.longest_ns(from_ns))));
     }
 }
 

@@ -186,6 +186,9 @@ fn every_metric_of_the_rules_is_in_the_catalogue_or_recorded() {
             used.insert(name);
         }
     }
+    for dashboard in crate::dashboards::files() {
+        used.extend(names_of(&read(&dashboard)));
+    }
     for record in recorded() {
         assert!(used.contains(&record), "{record} is recorded and not used");
     }

@@ -5,7 +5,7 @@
 //! time as an argument, so that a replay of any speed gives what the live run gave.
 
 use super::rise::Rise;
-use super::{Flush, FlushDetector, Ledger, Pressure, attribute, holders};
+use super::{Flush, FlushDetector, Ledger, LowMemory, Pressure, attribute, holders};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
 use crate::jobs::Ended;
@@ -30,6 +30,8 @@ const MOST_RECENT_FLUSHES: usize = 64;
 pub struct Derived {
     /// Time near full.
     pub pressure: Pressure,
+    /// Time with little free.
+    pub low: LowMemory,
     /// How many flushes were found so far.
     pub flushes: u64,
     /// The last of them, in the order of time.
@@ -60,6 +62,13 @@ impl Join {
         Self { gpus, uuids, rings, derived, holders_s: AtomicI64::new(i64::MIN) }
     }
 
+    /// Counts the time with less than each of these bytes free. Counts of other thresholds are dropped.
+    pub fn count_free_below(&mut self, free_below: &[u64]) {
+        for derived in &mut self.derived {
+            derived.get_mut().unwrap_or_else(PoisonError::into_inner).low.set_thresholds(free_below);
+        }
+    }
+
     /// What follows from the memory of the GPU at this position; nothing for a position that has none.
     #[must_use]
     pub fn derived(&self, gpu: usize) -> Derived {
@@ -84,6 +93,7 @@ impl Join {
             let mut derived = derived.lock().unwrap_or_else(PoisonError::into_inner);
             derived.flushes = before.flushes;
             derived.pressure = before.pressure.go_on();
+            derived.low = before.low.go_on();
         }
     }
 
@@ -158,12 +168,16 @@ impl Derived {
         // The newest reading counts now: if a gap begins at it, later queries do not return it.
         let points = match self.scanned_until_ns.filter(|scanned_ns| *scanned_ns >= oldest_ns) {
             Some(scanned_ns) => ring.changes_after(scanned_ns, newest_ns),
-            None => ring.changes_from(oldest_ns, newest_ns),
+            None => {
+                self.low.interrupt();
+                ring.changes_from(oldest_ns, newest_ns)
+            }
         };
         let Ok(points) = points else { return };
         let before_bytes = self.last_bytes;
         for point in points {
             self.last_bytes = point.used;
+            self.low.push(point.at_ns, point.used, usable_bytes);
             if let Some(flush) = self.detector.push(point.at_ns, point.used, usable_bytes) {
                 self.flushes += 1;
                 self.recent_flushes.push_back(flush);
@@ -171,6 +185,7 @@ impl Derived {
         }
         let excess = self.recent_flushes.len().saturating_sub(MOST_RECENT_FLUSHES);
         self.recent_flushes.drain(..excess);
+        self.low.advance(newest_ns);
         self.scanned_until_ns = Some(newest_ns);
         // Memory at rest costs nothing here.
         if self.last_bytes > before_bytes
@@ -351,6 +366,32 @@ mod tests {
         let (kept, count) = new(3);
         assert_eq!((kept.len(), kept[0], count), (MOST_RECENT_FLUSHES, 36, 99));
         assert_eq!((join.flushes_since(1, 5), join.derived(1).flushes), ((Vec::new(), 5), 0), "no such GPU");
+    }
+
+    #[test]
+    fn time_with_little_free_is_counted_turn_by_turn_and_goes_on_with_a_new_node() {
+        let (mut join, mut writer) = of_one_gpu();
+        join.count_free_below(&[GIB, 2 * GIB]);
+        let ledger = Ledger::new(Limits::default());
+        let counted = |join: &Join| {
+            let levels = join.derived(0).low.levels().to_vec();
+            levels.iter().map(|level| (level.total_ns, level.longest_ns(0))).collect::<Vec<_>>()
+        };
+        let ms = |ms: i64| ms * MILLISECOND_NS;
+        for (at_ms, used) in
+            [(0, GIB), (10, 139 * GIB), (20, 139 * GIB + 1), (27, GIB), (40, 140 * GIB), (45, 140 * GIB)]
+        {
+            writer.push(ms(at_ms), used).expect("in order");
+            join.advance(&ledger, ms(at_ms));
+        }
+        assert_eq!(counted(&join), [(ms(12), ms(7)), (ms(22), ms(17))]);
+        let (mut after, mut writer) = of_one_gpu();
+        after.inherit(0, &join.derived(0));
+        after.count_free_below(&[GIB, 2 * GIB]);
+        writer.push(ms(90), 140 * GIB).expect("in order");
+        writer.push(ms(93), 140 * GIB).expect("in order");
+        after.advance(&ledger, ms(93));
+        assert_eq!(counted(&after), [(ms(15), ms(7)), (ms(25), ms(17))], "nothing is known of the time between");
     }
 
     #[test]

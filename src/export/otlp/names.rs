@@ -70,6 +70,8 @@ names! {
     GPU_MEMORY_USED_MIN => "highwater.gpu.memory.usage.min" "By" GaugeInt;
     GPU_MEMORY_USED_AVG => "highwater.gpu.memory.usage.avg" "By" Gauge;
     GPU_MEMORY_PRESSURE => "highwater.gpu.memory.pressure" "s" Count;
+    GPU_MEMORY_LOW => "highwater.gpu.memory.low" "s" Count;
+    GPU_MEMORY_LOW_LONGEST => "highwater.gpu.memory.low.longest" "s" Gauge;
     GPU_MEMORY_FLUSHES => "highwater.gpu.memory.flushes" "{flush}" CountInt;
     GPU_UTILIZATION => "hw.gpu.utilization" "1" Gauge;
     GPU_MEMORY_BUSY => "highwater.gpu.memory.busy" "1" Gauge;
