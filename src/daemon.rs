@@ -86,7 +86,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
     let intake = intake(&settings, &clock, &live, &processes, kubelet.clone())?;
     let mut on_error = StopOnError { stop: Arc::clone(&stop), intake: Arc::clone(&intake), is_needed: true };
-    let state = state(&settings, &intake, clock);
+    let state = state(&settings, &intake, kubelet, clock);
     let source = source_attributes(&settings.source, playback.as_ref().map(Playback::description));
     let otlp = settings.otlp_export.take().map(|mut settings| {
         settings.resource.extend(source);
@@ -103,7 +103,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     // Started first, because its settings may be wrong.
     let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     sockets.serve(&shared.intake, &stop, &mut threads)?;
-    ask_kubelet(kubelet, &live, &shared.state, &stop, &mut threads)?;
+    ask_kubelet(&live, &shared.state, &stop, &mut threads)?;
     let stopped = Arc::clone(&stop);
     let captures = captures.map(|captures| spawn("hw-capture", move || captures.run(&stopped)));
     threads.extend(captures.transpose()?);

@@ -4,7 +4,7 @@
 //! comes and goes, jobs and findings stay; clones share their state. Absent on purpose: how the state is obtained.
 
 use crate::node::{Node, Slot};
-use crate::pods::CurrentPods;
+use crate::place::kubelet::Kubelet;
 use highwater_core::clock::Clock;
 use highwater_core::detect::{self, Change, Detect};
 use highwater_core::phases::{Ledger, advance_without_node};
@@ -19,8 +19,8 @@ pub struct SharedState {
     pub ledger: Arc<Ledger>,
     /// The findings of all nodes so far: a finding about a GPU stays when its node goes away.
     pub findings: Arc<Detect>,
-    /// The pods of the node's GPUs.
-    pub pods: Arc<CurrentPods>,
+    /// The node's kubelet, if it is asked which pods have the GPUs.
+    pub kubelet: Option<Arc<Kubelet>>,
     /// The timeline: the system's, or a recording's.
     pub clock: Arc<dyn Clock>,
 }
@@ -32,7 +32,7 @@ impl SharedState {
         let slot = Slot::empty(false);
         slot.fill(Arc::clone(node));
         let (ledger, findings) = (Arc::clone(ledger), Arc::new(Detect::new(detect::Settings::default())));
-        Self { slot: Arc::new(slot), ledger, findings, pods: Arc::default(), clock: Arc::clone(&node.clock) }
+        Self { slot: Arc::new(slot), ledger, findings, kubelet: None, clock: Arc::clone(&node.clock) }
     }
 
     /// The timeline of the current node, or the daemon's if there is none.

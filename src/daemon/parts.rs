@@ -47,7 +47,12 @@ fn note_annotated_gpus(intake: &Intake, slot: &Arc<Slot>) {
 }
 
 /// Builds the state that readers share. Its slot stays empty until the source is open.
-pub(super) fn state(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> SharedState {
+pub(super) fn state(
+    settings: &Settings,
+    intake: &Intake,
+    kubelet: Option<Arc<Kubelet>>,
+    clock: Arc<dyn Clock>,
+) -> SharedState {
     let restart_after = settings.health_restart_after_ns.map(|ns| Duration::from_nanos(ns.unsigned_abs()));
     let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml).with_restart_after(restart_after));
     note_annotated_gpus(intake, &slot);
@@ -55,26 +60,29 @@ pub(super) fn state(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>)
         slot,
         ledger: Arc::clone(intake.ledger()),
         findings: Arc::new(Detect::new(settings.detect.clone())),
-        pods: Arc::default(),
+        kubelet,
         clock,
     }
 }
 
-/// Starts the thread that asks the kubelet, if its socket is set, and gives `state` the pods that have the GPUs. It uses the live
+/// Starts the thread that asks the kubelet, if its socket is set, and sets the pods of each GPU. It uses the live
 /// clock even in a replay, because the kubelet's answers are about the present; a replay's GPUs are not this node's.
 pub(super) fn ask_kubelet(
-    kubelet: Option<Arc<Kubelet>>,
     live: &Arc<dyn Clock>,
     state: &SharedState,
     stop: &Arc<AtomicBool>,
     threads: &mut Vec<JoinHandle<()>>,
 ) -> anyhow::Result<()> {
-    if let Some(kubelet) = kubelet {
+    if let Some(kubelet) = state.kubelet.clone() {
         let (clock, stop) = (Arc::clone(live), Arc::clone(stop));
         let is_live = Arc::ptr_eq(live, &state.clock);
-        let (slot, pods) = (Arc::clone(&state.slot), Arc::clone(&state.pods));
-        let watch = PodWatch::new(Arc::clone(&kubelet), pods, "/proc".into());
-        let after = move |now_ns| watch.refresh(slot.node().filter(|_| is_live).as_deref(), now_ns);
+        let slot = Arc::clone(&state.slot);
+        let watch = PodWatch::new(Arc::clone(&kubelet), "/proc".into());
+        let after = move |now_ns| {
+            if let Some(node) = slot.node().filter(|_| is_live) {
+                watch.refresh(&node, now_ns);
+            }
+        };
         threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop, &after))?);
     }
     Ok(())

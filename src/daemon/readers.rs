@@ -57,12 +57,12 @@ impl Readers {
         let (stop, processes) = (Arc::new(AtomicBool::new(false)), Arc::new(Processes::default()));
         let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
         let intake = intake(&settings, &clock, &clock, &processes, kubelet.clone())?;
-        let state = state(&settings, &intake, Arc::clone(&clock));
+        let state = state(&settings, &intake, kubelet, Arc::clone(&clock));
         let (settings, recorder) = (Arc::new(settings), Recorder::default());
         let shared = SharedParts { settings, state, intake, processes, recorder, stop: Arc::clone(&stop) };
         let mut threads = Vec::new();
         sockets.serve(&shared.intake, &stop, &mut threads)?;
-        ask_kubelet(kubelet, &clock, &shared.state, &stop, &mut threads)?;
+        ask_kubelet(&clock, &shared.state, &stop, &mut threads)?;
         let reads = shared.clone();
         threads.push(spawn("hw-source", move || live::keep_open(&reads, scenario.as_ref()))?);
         Ok(Self { shared, sockets, threads })

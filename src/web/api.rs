@@ -9,13 +9,12 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::gpu::{GpuState, Health, Process};
+use highwater_core::gpu::{GpuState, Health, PodName, PodRow, Process};
 use highwater_core::jobs::{Gpus, Job, JobId, Rank, UnknownGpu};
 use highwater_core::ring::{QueryError, Reader};
 use highwater_core::source::{Skipped, provenance};
 use highwater_core::wire;
 use highwater_engine::node::Node;
-use highwater_engine::pods::{GpuPods, PodRow};
 use highwater_engine::recording::curve::Curve;
 use highwater_engine::shared_state::SharedState;
 use serde::{Deserialize, Serialize};
@@ -111,7 +110,8 @@ struct PodAnswer {
 }
 
 impl GpuAnswer {
-    fn of(gpu: &GpuState, ring: &Reader, pods: Option<&GpuPods>, shift_ns: i64) -> Self {
+    fn of(gpu: &GpuState, ring: &Reader, shift_ns: i64) -> Self {
+        let pods = gpu.pods();
         let used = ring.newest_ns().and_then(|newest_ns| ring.at(newest_ns).ok().flatten());
         let (device, is_up) = (gpu.device.clone(), gpu.health() == Health::Up);
         let peak = ring.newest_ns().and_then(|to_ns| {
@@ -123,7 +123,10 @@ impl GpuAnswer {
         let process = |process: &Process| ProcessAnswer {
             pid: process.pid,
             used_bytes: process.used_bytes,
-            pod: pods.and_then(|pods| pods.of_process(process.pid)).map(|row| format!("{}/{}", row.namespace, row.pod)),
+            pod: pods
+                .as_ref()
+                .and_then(|pods| pods.of_process(process.pid))
+                .map(|row| format!("{}/{}", row.name.namespace, row.name.pod)),
         };
         Self {
             gpu: device.index,
@@ -154,7 +157,7 @@ impl GpuAnswer {
     }
 }
 
-fn pod_answer(PodRow { namespace, pod, container, used_bytes }: PodRow) -> PodAnswer {
+fn pod_answer(PodRow { name: PodName { namespace, pod, container }, used_bytes }: PodRow) -> PodAnswer {
     PodAnswer { namespace, pod, container, used_bytes }
 }
 
@@ -170,8 +173,7 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, P
 pub(super) fn gpus_now(state: &SharedState) -> Result<GpusAnswer, String> {
     let node = node_of(state)?;
     let shift_ns = node.clock.unix_shift_ns();
-    let pods = state.pods.now();
-    let of = |(gpu, ring): (&GpuState, &Reader)| GpuAnswer::of(gpu, ring, pods.of(&gpu.device.uuid), shift_ns);
+    let of = |(gpu, ring): (&GpuState, &Reader)| GpuAnswer::of(gpu, ring, shift_ns);
     let gpus = node.gpus.iter().zip(node.rings.iter()).map(of);
     let skipped = node.source.skipped().iter().map(GpuAnswer::skipped);
     let source = node.source.description();

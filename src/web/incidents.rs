@@ -1,7 +1,7 @@
 //! `GET /api/v1/incidents`: findings that have one cause, as one; newest first. Times are Unix nanoseconds.
 
 use super::api::{bad_query, owner_of};
-use super::findings::FindingsQuery;
+use super::findings::{FindingsQuery, PodNameAnswer};
 use super::json::Json;
 use super::problem::Problem;
 use super::site::Site;
@@ -42,6 +42,8 @@ struct IncidentAnswer {
     ranks: Vec<u32>,
     /// The GPUs that are named, the first 16.
     gpus: Vec<IncidentGpu>,
+    /// The pods that its findings are about, the first 8; empty if they are not known.
+    pods: Vec<PodNameAnswer>,
     /// Ranks that wait for these, the first 64.
     waiting_ranks: Vec<u32>,
     begin_unix_nano: i64,
@@ -125,6 +127,7 @@ fn answer(incident: &Incident, shift_ns: i64) -> IncidentAnswer {
         user,
         ranks: incident.ranks.iter().copied().collect(),
         gpus: incident.gpus.iter().map(gpu).collect(),
+        pods: incident.pods.iter().map(PodNameAnswer::of).collect(),
         waiting_ranks: incident.waiting_ranks.iter().copied().collect(),
         begin_unix_nano: incident.begin_ns + shift_ns,
         again_unix_nano: incident.again_ns + shift_ns,

@@ -94,6 +94,7 @@ mod tests {
             job: None,
             rank: None,
             incident,
+            pods: Vec::new(),
             begin_ns,
             end_ns: None,
             what: format!("{kind} {begin_ns}"),

@@ -111,6 +111,10 @@ fn write_finding(report: &Report, found: &Found, out: &mut Printed) -> fmt::Resu
         let line = format!("At last, {}: {} {}", report.time(changed_ns - report.begin_ns), found.what, found.why);
         writeln!(out, "    {}", printable(&line))?;
     }
+    if !found.pods.is_empty() {
+        let pods = if found.pods.len() == 1 { "pod" } else { "pods" };
+        writeln!(out, "    {pods}: {}", printable(&found.pods.join(", ")))?;
+    }
     writeln!(out, "    {}", printable(&found.advice))
 }
 

@@ -8,6 +8,7 @@
 use super::detector::Ratios;
 use super::finding::{Finding, FindingKind, Said, Severity, Sign, Subject};
 use super::incident::{Cause, Incident, Incidents};
+use super::names::Names;
 use super::tally::{Counted, Incurred, Lost, Productive, SubjectCounts};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
@@ -90,13 +91,13 @@ impl IncidentBook {
 }
 
 impl Board {
-    /// Takes a turn's signs; `gpu` returns index and UUID of a GPU by its position.
-    pub fn update(&mut self, signs: Vec<Sign>, now_ns: i64, gpu: impl Fn(usize) -> Option<(String, String)>) -> Change {
+    /// Takes a turn's signs.
+    pub fn update(&mut self, signs: Vec<Sign>, now_ns: i64, names: impl Names) -> Change {
         let mut change = Change { signs: signs.clone(), ..Change::default() };
         self.end(now_ns, &mut change, |_| true);
         self.settle(now_ns, &mut change);
         for mut sign in signs {
-            let gpu = sign.subject.gpu.and_then(&gpu);
+            let gpu = sign.subject.gpu.and_then(|gpu| names.gpu(gpu));
             // Any sender can invent a job, so a finding about a job without a GPU is never critical.
             if sign.subject.job.is_some() && gpu.is_none() {
                 sign.severity = sign.severity.min(Severity::Warning);
@@ -107,6 +108,10 @@ impl Board {
             if let Some(finding) = self.active.get_mut(&key) {
                 let before = finding.sign.severity;
                 finding.prolong(sign, now_ns);
+                // The kubelet may have been asked only after the first sign.
+                if finding.pods.is_empty() {
+                    finding.pods = names.pods(&finding.sign.subject);
+                }
                 let is_worse = self.book.incidents.prolong(finding);
                 if finding.sign.severity > before {
                     change.notable.extend(is_worse.then(|| finding.clone()));
@@ -123,8 +128,19 @@ impl Board {
             let id = self.next_id;
             let first = Said::of(&sign, now_ns);
             let (incident, ended_ns) = (0, None);
-            let mut finding =
-                Finding { id, incident, gpu, first, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns, signs: 1 };
+            let pods = names.pods(&sign.subject);
+            let mut finding = Finding {
+                id,
+                incident,
+                gpu,
+                pods,
+                first,
+                sign,
+                raised_ns: now_ns,
+                seen_ns: now_ns,
+                ended_ns,
+                signs: 1,
+            };
             let is_news = self.book.place(&mut finding, now_ns, &mut change);
             self.book.lose(finding.incident, lost_ns, now_ns);
             self.raised.add(Counted::of(&finding), 1, now_ns);
@@ -322,6 +338,39 @@ impl Finding {
 mod tests {
     use super::super::finding::{Certainty, Text};
     use super::*;
+    use crate::gpu::PodName;
+
+    /// Every GPU has this pod, or none is known.
+    struct Named(Option<&'static str>);
+
+    impl Names for &Named {
+        fn gpu(&self, position: usize) -> Option<(String, String)> {
+            of(position)
+        }
+
+        fn pods(&self, _subject: &Subject) -> Vec<PodName> {
+            let name = |pod: &str| PodName { namespace: "ml".into(), pod: pod.into(), container: String::new() };
+            self.0.map(name).into_iter().collect()
+        }
+    }
+
+    #[test]
+    fn a_finding_keeps_the_pods_of_its_time_and_gets_them_late_where_they_were_not_known() {
+        let (mut board, until_ns) = (Board::default(), 100);
+        let mut take = |names: &Named| {
+            board.update(vec![sign(FindingKind::Xid, 0, Severity::Warning, until_ns)], 1, names);
+            let pods = |finding: &Finding| finding.pods.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let incident = board.incidents().next().expect("one");
+            (
+                pods(board.active().next().expect("one")),
+                incident.pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            )
+        };
+        let [none, one]: [Vec<String>; 2] = [vec![], vec!["ml/a".into()]];
+        assert_eq!(take(&Named(None)), (none.clone(), none));
+        assert_eq!(take(&Named(Some("a"))), (one.clone(), one.clone()));
+        assert_eq!(take(&Named(Some("b"))), (one.clone(), one), "it is about the pod that was there");
+    }
 
     fn sign(kind: FindingKind, gpu: usize, severity: Severity, until_ns: i64) -> Sign {
         Sign {

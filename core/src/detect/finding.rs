@@ -3,6 +3,7 @@
 //! Enters: nothing; this is the vocabulary. Leaves: [`Sign`]s of detectors and [`Finding`]s of the board. Absent on
 //! purpose: any rule about when something is found.
 
+use crate::gpu::PodName;
 use crate::jobs::JobId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -216,6 +217,9 @@ pub struct Finding {
     pub incident: u64,
     /// Index and UUID of its GPU.
     pub gpu: Option<(String, String)>,
+    /// The pods that it is about, where the kubelet is asked: that of its rank; else those on its GPU, the one that holds most
+    /// memory first, at most [`MOST_NAMED`](crate::gpu::MOST_NAMED). Empty if they are not known.
+    pub pods: Vec<PodName>,
     /// What the first sign said.
     pub first: Said,
     /// The newest sign, but with the highest severity and certainty, the earliest begin, the latest `until_ns`, and the waiting
@@ -239,7 +243,8 @@ impl Finding {
         let texts = [&sign.text.what, &sign.text.why, &sign.text.advice, &first.what, &first.why];
         let gpu = self.gpu.iter().map(|(index, uuid)| index.len() + uuid.len()).sum::<usize>();
         let lists = sign.waiting_ranks.len() * size_of::<u32>() + sign.evidence.len() * size_of::<Evidence>();
-        size_of::<Self>() + texts.into_iter().map(String::len).sum::<usize>() + gpu + lists
+        let pods = self.pods.iter().map(PodName::bytes).sum::<usize>();
+        size_of::<Self>() + texts.into_iter().map(String::len).sum::<usize>() + gpu + lists + pods
     }
 }
 

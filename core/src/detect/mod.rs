@@ -32,6 +32,7 @@ mod lasting;
 mod late;
 mod low_headroom;
 mod memory_growth;
+mod names;
 mod nvlink_degraded;
 mod oom;
 mod pcie_degraded;
@@ -59,6 +60,7 @@ pub use detector::{Looked, Ratios};
 pub use finding::{Certainty, Evidence, Finding, FindingKind, LagCause, Said, Severity, Sign, Subject, Text};
 pub use hosts::{HostWaits, MOST_SUSPECTS};
 pub use incident::{Cause, Concerned, Incident, KindFound};
+pub use names::Names;
 pub use settings::Settings;
 pub use steps::MOST_PHASES_BYTES;
 pub use tally::{Counted, Incurred, Lost};
@@ -246,17 +248,15 @@ impl Detect {
             since_ns: &subjects.since_ns,
         };
         let (signs, ratios) = state.look(&view);
-        state.subjects = subjects;
         let mut board = self.board();
         board.set_ratios(ratios);
         board.keep_lost(&state.uuids, now_ns);
         for (job, time_ns) in self.time_in_steps(&steps) {
             board.add_time(job, time_ns, now_ns);
         }
-        board.update(signs, now_ns, |gpu| {
-            let device = &join.gpus().get(gpu)?.device;
-            Some((device.index.clone(), device.uuid.clone()))
-        })
+        let change = board.update(signs, now_ns, &view);
+        state.subjects = subjects;
+        change
     }
 
     /// The time that ranks spent in these steps, by job: without the warm-up, and without phases that only refill the GPU, as

@@ -5,10 +5,11 @@
 
 use super::finding::{Evidence, HumanBytes, Subject, number};
 use super::hosts::Hosts;
+use super::names::Names;
 use super::settings::Settings;
 use super::steps::Step;
 use crate::clock::SECOND_NS;
-use crate::gpu::{GpuState, Latest, Rare};
+use crate::gpu::{GpuState, Latest, PodName, Rare};
 use crate::jobs::{FailedAllocation, HostOom};
 use crate::mesh::Mesh;
 use crate::phases::{Flush, RankKey};
@@ -169,6 +170,27 @@ impl View<'_> {
     /// Whether a rank is known and has not ended. Detectors drop what they keep about other ranks.
     pub fn knows(&self, key: &RankKey) -> bool {
         knows(self.ranks, key)
+    }
+}
+
+impl Names for &View<'_> {
+    fn gpu(&self, position: usize) -> Option<(String, String)> {
+        let device = &self.gpus.get(position)?.device;
+        Some((device.index.clone(), device.uuid.clone()))
+    }
+
+    fn pods(&self, subject: &Subject) -> Vec<PodName> {
+        let rank = subject.job.clone().zip(subject.rank).and_then(|key| self.rank(&key));
+        let of_process = |pid| self.gpus.iter().find_map(|gpu| Some(gpu.pods()?.of_process(pid)?.name.clone()));
+        if let Some(name) = rank.and_then(|rank| rank.pid).and_then(of_process) {
+            return vec![name];
+        }
+        let gpu = subject.gpu.or_else(|| rank.and_then(|rank| rank.gpus.first().copied()));
+        let mut pods = gpu.and_then(|gpu| self.gpus.get(gpu)?.pods()).map(|pods| pods.names()).unwrap_or_default();
+        let Some(job) = &subject.job else { return pods };
+        // A job's pods are in its namespace. Of several there, it is not known which one the rank runs in.
+        pods.retain(|name| job.scope().namespace().is_none_or(|namespace| namespace == name.namespace));
+        if pods.len() > 1 { Vec::new() } else { pods }
     }
 }
 
@@ -364,7 +386,7 @@ pub(super) fn ratio(part_ns: i64, of_ns: i64) -> Option<f64> {
 mod tests {
     use super::super::hand::Hand;
     use super::*;
-    use crate::gpu::Process;
+    use crate::gpu::{GpuPods, PodRow, Process};
     use crate::jobs::JobId;
 
     #[test]
@@ -376,6 +398,41 @@ mod tests {
         assert_eq!((job_on(&hand, 0), job_on(&hand, 1)), (Some("a".to_owned()), Some("b".to_owned())));
         hand.ranks.push(of("c", 0, 1));
         assert_eq!((job_on(&hand, 0), job_on(&hand, 1)), (Some("a".to_owned()), None));
+    }
+
+    #[test]
+    fn a_finding_names_its_ranks_pod_or_those_on_its_gpu() {
+        let mut hand = Hand::new(2);
+        let of = |namespace: Option<&str>, rank: u32, pid: Option<u32>, gpu: usize| RankNow {
+            key: (JobId::new(Scope::of(namespace, None), "train"), rank),
+            pid,
+            ..Hand::rank_on(gpu)
+        };
+        hand.ranks = vec![of(None, 0, None, 1), of(Some("ml"), 0, Some(7), 0), of(Some("ml"), 1, None, 0)];
+        hand.ranks.sort_by(|a, b| a.key.cmp(&b.key));
+        let row = |namespace: &str, pod: &str, used_bytes| {
+            let [namespace, pod, container] = [namespace, pod, "main"].map(str::to_owned);
+            PodRow { name: PodName { namespace, pod, container }, used_bytes: Some(used_bytes) }
+        };
+        let shared = vec![row("ml", "a", 1), row("ml", "b", 2), row("other", "c", 9)];
+        hand.gpus[0].set_pods(Some(GpuPods { rows: shared, rest_bytes: None, processes: [(7, 0)].into() }));
+        let named = |hand: &Hand, gpu, job: Option<&JobId>, rank| {
+            let subject = Subject { gpu, job: job.cloned(), rank };
+            hand.view(|view| (&view).pods(&subject).iter().map(|name| name.pod.clone()).collect::<Vec<_>>())
+        };
+        let ours = JobId::new(Scope::of(Some("ml"), None), "train");
+        assert_eq!(named(&hand, Some(0), None, None), ["c", "b", "a"], "whoever holds most comes first");
+        assert_eq!(named(&hand, Some(0), Some(&ours), Some(0)), ["a"], "its process is in that pod");
+        assert_eq!(named(&hand, None, Some(&ours), Some(0)), ["a"]);
+        assert!(named(&hand, Some(0), Some(&ours), Some(1)).is_empty(), "one of two in its namespace");
+        assert!(named(&hand, Some(1), None, None).is_empty(), "the kubelet was not asked");
+        assert!(named(&hand, None, Some(&ours), None).is_empty(), "no GPU and no rank");
+        hand.gpus[0]
+            .set_pods(Some(GpuPods { rows: vec![row("ml", "b", 2), row("other", "c", 9)], ..GpuPods::default() }));
+        assert_eq!(named(&hand, None, Some(&ours), Some(1)), ["b"], "the only one of its namespace");
+        hand.gpus[1].set_pods(Some(GpuPods { rows: vec![row("x", "d", 2)], ..GpuPods::default() }));
+        let anyones = JobId::new(Scope::of(None, None), "train");
+        assert_eq!(named(&hand, Some(1), Some(&anyones), Some(0)), ["d"], "of a job without a namespace");
     }
 
     /// Any user can say that a job runs on any GPU.

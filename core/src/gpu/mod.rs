@@ -11,6 +11,7 @@ mod device;
 mod energy;
 mod latest;
 mod means;
+mod pods;
 mod readings;
 mod series;
 
@@ -21,6 +22,7 @@ pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
 pub use means::{ActivityMeans, ActivityShares};
+pub use pods::{GpuPods, MOST_NAMED, PodName, PodRow};
 pub use readings::{
     Activity, Fabric, Medium, NvLinkErrors, NvLinks, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow,
     THROTTLE_REASONS,

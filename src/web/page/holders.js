@@ -45,11 +45,13 @@ function holders(feed, gpu) {
   return parts;
 }
 
+// `research/llama-0 (trainer)`.
+const podName = ({ namespace, pod, container }) => `${namespace}/${pod}${container ? ` (${container})` : ""}`;
+
 // The pods that have a GPU, in a sentence; none where the kubelet is not asked, and of a GPU whose MIG instances have them.
 function podsPart(feed, gpu) {
   if (!gpu.pods || [...feed.gpus.values()].some(({ parent }) => parent === gpu.uuid)) return [];
-  const named = ({ namespace, pod, container, used_bytes: bytes }) =>
-    `${namespace}/${pod}${container ? ` (${container})` : ""}${bytes === null ? "" : `, ${gib(bytes)}`}`;
+  const named = ({ used_bytes: bytes, ...pod }) => `${podName(pod)}${bytes === null ? "" : `, ${gib(bytes)}`}`;
   const text = gpu.pods.length === 0 ? "No pod has this GPU." : `Pods with this GPU: ${gpu.pods.map(named).join("; ")}.`;
   return [element("p", {}, text)];
 }

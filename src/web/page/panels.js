@@ -44,6 +44,9 @@ function jobTable(feed) {
   return table("Jobs", ["job", "owner", "ranks here", "of", "GPUs", "step", "last heard"], rows, 2, true);
 }
 
+// The pods of a finding or an incident: ` · pod research/llama-0 (trainer)`.
+const inPods = (pods) => pods.length === 0 ? null : ` · ${pods.length === 1 ? "pod" : "pods"} ${pods.map(podName).join(", ")}`;
+
 // A finding with its advice. `show` shows it on the chart; null if there is no chart.
 function findingPanel(feed, found, show) {
   const captures = capturesOf(feed, found), ended = found.ended_unix_nano;
@@ -58,6 +61,7 @@ function findingPanel(feed, found, show) {
       link(["finding", String(found.id)], `${found.finding} ${found.id}`),
       found.gpu === null ? null : [" on ", link(["gpu", found.gpu], `GPU ${found.gpu}`)],
       found.job === null ? null : [" in ", link(["job", found.job_id], found.job), found.rank === null ? "" : ` rank ${found.rank}`],
+      inPods(found.pods),
       found.waiting_ranks.length ? ` · ${found.waiting_ranks.length === 1 ? "rank" : "ranks"} ${found.waiting_ranks.join(", ")} ${found.waiting_ranks.length === 1 ? "waits" : "wait"}` : null,
       captures.map((capture) => [" · capture ", link(["capture", capture.id], capture.id)]), " ",
       show ? element("button", { onclick: () => show(found), "aria-label": `Show ${found.finding} ${found.id} on the chart` }, "Show") : null));

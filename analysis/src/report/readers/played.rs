@@ -179,6 +179,7 @@ fn shown(finding: &Finding) -> Found {
         job: job.map(|job| job.to_string()),
         rank,
         incident: Some(incident),
+        pods: finding.pods.iter().map(ToString::to_string).collect(),
         begin_ns,
         end_ns,
         what,

@@ -6,13 +6,14 @@ use crate::report::layers::Layers;
 use crate::report::model::{FirstSaid, Found, Gpu, Origin, Report, index_of, peaks_of};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
-use highwater_core::gpu::{ActivityMeans, BreakdownPoint, Device, Parts};
+use highwater_core::gpu::{ActivityMeans, BreakdownPoint, Device, MOST_NAMED, Parts};
 use highwater_core::jobs::EndedBy;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
 use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, json, needed, number, real, text, word};
 use highwater_engine::recording::{FileProblem, Times, is_too_long, short};
 use rusqlite::Row;
+use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -228,13 +229,26 @@ fn gpus_of(file: &mut RecordingReader) -> Result<BTreeMap<(String, u32), BTreeSe
     Ok(rows.into_iter().filter_map(|(rank, gpus)| Some((rank, gpus?))).collect())
 }
 
+/// What a report shows of a finding's evidence.
+#[derive(Debug, Deserialize)]
+struct Evidence {
+    #[serde(default)]
+    pods: Vec<String>,
+}
+
+impl Evidence {
+    fn pods(self) -> Vec<String> {
+        self.pods.into_iter().take(MOST_NAMED).map(|pod| short(&pod, LONGEST_NAME)).collect()
+    }
+}
+
 fn findings(file: &mut RecordingReader, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<Found>, OpenError> {
     // Files from before these columns lack them.
     let column = |name| if file.has_column("findings", name) { name } else { "NULL" };
     let (cause, incident) = (column("lag_cause"), column("incident"));
     let query = format!(
         "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice, seen_ns,
-         first_seen_ns, first_what, first_why, {cause}, {incident} FROM findings ORDER BY begin_ns, id"
+         first_seen_ns, first_what, first_why, {cause}, {incident}, evidence FROM findings ORDER BY begin_ns, id"
     );
     file.rows("findings", &query, 0, MOST_FINDINGS, |row| {
         let seen_ns = |at| number(row, at)?.map(|at_ns| near(at_ns, interval)).transpose();
@@ -248,6 +262,7 @@ fn findings(file: &mut RecordingReader, gpus: &[Gpu], interval: (i64, i64)) -> R
             job: text(row, 4)?.map(|job| short(&job, LONGEST_NAME)),
             rank: number(row, 5)?,
             incident: number(row, 16)?,
+            pods: json::<Evidence>(row, 17)?.map(Evidence::pods).unwrap_or_default(),
             begin_ns: near(needed(row, 6)?, interval)?,
             end_ns: number(row, 7)?.map(|end_ns| near(end_ns, interval)).transpose()?,
             what: sentence(8)?,
@@ -280,7 +295,8 @@ mod tests {
             (6, 'j', 1, 'phase', 'backward', 7, 1700, 1900, 'exit');
         INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES (1, 0, 30, 0), (1, 1, 95, 0), (2, 0, 'x', 0);
         INSERT INTO ranks (job, rank, gpus) VALUES ('j', 0, '[\"b\"]'), ('j', 1, '[\"a\"]');
-        INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice', '{}', 1900, 1210,
+        INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice',
+            '{\"free_bytes\": 1.0, \"pods\": [\"research/llama-0/main\"]}', 1900, 1210,
             'first what', 'first why', 'host', 4)";
 
     fn with(more: &str) -> Result<Report, OpenError> {
@@ -322,6 +338,7 @@ mod tests {
         let found = &report.found()[0];
         assert_eq!((found.gpu.as_deref(), found.begin_ns, found.end_ns), (Some("3"), 1_200, None));
         assert_eq!((found.lag_cause.as_deref(), found.incident), (Some("host"), Some(4)));
+        assert_eq!(found.pods, ["research/llama-0/main"]);
     }
 
     #[test]

@@ -205,7 +205,7 @@ impl Kubelet {
 
     /// Whether the last call to the kubelet gave a list; `None` before the first.
     #[must_use]
-    pub(crate) fn is_up(&self) -> Option<bool> {
+    pub fn is_up(&self) -> Option<bool> {
         self.is_up.load().as_deref().copied()
     }
 
