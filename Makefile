@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo rules test test-peers advisories lint map bench instructions fuzz mutants soak chaos gpu image clean tools-peers tools-lint tools-fuzz tools-mutants
+.PHONY: help demo rules test test-peers test-cluster advisories lint map bench instructions fuzz mutants soak chaos gpu image clean tools-peers tools-cluster tools-lint tools-fuzz tools-mutants
 
 include tests/tools.env
 TOOLS := target/tools
@@ -43,9 +43,12 @@ test: ## Run all tests that need no peer programs
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 test-peers: tools-peers ## Install real peers and run the tests with them; tests without their peer are skipped loudly
-	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --test it -- --ignored --skip crowd::the_client --skip panels
+	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --test it -- --ignored --skip crowd::the_client --skip panels --skip cluster::
 	@# It compares times, with 64 daemons: nothing runs beside it.
 	cargo test --workspace --locked --test it -- --ignored panels
+
+test-cluster: tools-cluster ## Run the chart and the attribution of pods in a real Kubernetes cluster of one node; needs root
+	cargo test --workspace --locked --test it -- --ignored --nocapture cluster::
 
 advisories: tools-lint ## Check the dependencies for known vulnerabilities, by the newest database of RustSec; needs the network
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph advisories
@@ -104,6 +107,9 @@ clean: ## Remove everything that was built, including tools
 
 tools-peers:
 	tests/install-tools.sh peers
+
+tools-cluster:
+	tests/install-tools.sh cluster
 
 tools-lint:
 	tests/install-tools.sh lint

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what tests with peers (`peers`), the lints (`lint`), the fuzz targets (`fuzz`) or the
+# Installs what tests with peers (`peers`), those in a Kubernetes cluster (`cluster`), the lints (`lint`), the fuzz targets (`fuzz`) or the
 # mutants (`mutants`) need beside cargo, if it is missing:
 #   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
 #   alertmanager, amtool   likewise
@@ -13,6 +13,8 @@
 #   mypy, ruff, setuptools the client's types, its lint and its wheel, from PyPI, in a virtual environment under target/tools
 #   torch and others       PyTorch, torchvision, Lightning, transformers and JAX, likewise in one of their own: 3 GB to
 #                          fetch, because PyPI has no PyTorch without CUDA
+#   kubernetes             (`cluster`) Kubernetes as one program, of its own Go module; containerd, runc, the plugins of the pods'
+#                          network and busybox, Debian's packages unpacked beside it
 #   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #
 # A tool that cannot be installed is reported and left out. The tests that need it then skip with a message, and fail if
@@ -140,6 +142,40 @@ kubelet_from_go() {
         { note "target/tools/kubelet.log says why"; return 1; }
 }
 
+# Kubernetes' module replaces its parts by folders of its repository, which the module does not contain: the same parts are published as
+# modules of their own.
+kubernetes_from_go() {
+    local bin=$tools/kubernetes-$KUBERNETES_VERSION work
+    if [ "$bin/kubernetes" -nt tests/kubernetes/main.go ] && [ "$bin/kubernetes" -nt tests/kubernetes/device_plugin.go ]; then return; fi
+    have go || { note "Kubernetes is built by go, which is not here"; return 1; }
+    note "building Kubernetes $KUBERNETES_VERSION (ten minutes of two cores, once)"
+    work=$(mktemp -d -p "$tools") && mkdir -p "$bin" &&
+        cp tests/kubernetes/main.go tests/kubernetes/device_plugin.go "$work" &&
+        compile_kubernetes "$work" "$bin/kubernetes" >"$tools/kubernetes.log" 2>&1 &&
+        rm -rf "$work" ||
+        { note "target/tools/kubernetes.log says why"; return 1; }
+}
+
+compile_kubernetes() (
+    cd "$1" && source=$(go mod download -json "k8s.io/kubernetes@v$KUBERNETES_VERSION" | sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p') &&
+        sed -e 's|^module .*|module cluster|' -e "s|=> ./staging/src/k8s.io/\(.*\)|=> k8s.io/\1 v$KUBELET_VERSION|" "$source/go.mod" >go.mod &&
+        cp "$source/go.sum" . && chmod u+w go.sum && go mod edit "-require=k8s.io/kubernetes@v$KUBERNETES_VERSION" && go mod tidy -e &&
+        CGO_ENABLED=0 go build -mod=mod -buildvcs=false -o "$2" -ldflags="-s -w \
+            -X k8s.io/component-base/version.gitVersion=v$KUBERNETES_VERSION \
+            -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=${KUBERNETES_VERSION:2:2}" .
+)
+
+# What a node of the cluster needs beside it, and the program that marks steps in its pods.
+node_of_cluster() {
+    local name=kubernetes-$KUBERNETES_VERSION package
+    for package in containerd runc containernetworking-plugins busybox-static; do
+        if [ -e "$tools/$name/usr/share/doc/$package" ]; then continue; fi
+        unpack_from_debian "$package" "$name" || return 1
+    done
+    if [ "$tools/$name/mark" -nt tests/kubernetes/mark/main.go ]; then return; fi
+    CGO_ENABLED=0 go build -buildvcs=false -ldflags='-s -w' -o "$tools/$name/mark" tests/kubernetes/mark/main.go
+}
+
 # Built in a copy of the module, like Prometheus 3, and for the same reason. Some proxies do not offer this module; the
 # story that needs it is then skipped.
 linter_from_go() {
@@ -247,6 +283,13 @@ peers)
     linter_from_go || note "the story with the dashboards' linter is skipped"
     want "the base image" base_image
     ;;
+cluster)
+    want "buildah and debootstrap" debian_packages buildah debootstrap
+    want helm helm_from_go
+    want kubernetes kubernetes_from_go
+    want "containerd and runc" node_of_cluster
+    want "the base image" base_image
+    ;;
 lint)
     want cargo-deny from_crates cargo-deny "$CARGO_DENY_VERSION"
     want "mypy, ruff and setuptools" python_tools
@@ -258,7 +301,7 @@ mutants)
     want cargo-mutants from_crates cargo-mutants "$CARGO_MUTANTS_VERSION"
     ;;
 *)
-    echo "usage: $0 peers|lint|fuzz|mutants" >&2
+    echo "usage: $0 peers|cluster|lint|fuzz|mutants" >&2
     exit 2
     ;;
 esac
