@@ -69,6 +69,7 @@ fn after(scenario: &str, lasting_ms: i64) -> Busy {
     let snapshots = Snapshots {
         state,
         choice: Choice { processes: true, ..Choice::default() },
+        node_name: Arc::default(),
         parts: vec![Arc::clone(&intake) as _],
     };
     Busy { clock, node, snapshots, intake }

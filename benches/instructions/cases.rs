@@ -241,6 +241,7 @@ fn over_http(repetitions: u64) {
     let snapshots = Snapshots {
         state: SharedState::of(&node.node, intake.ledger()),
         choice: Choice::default(),
+        node_name: Arc::default(),
         parts: vec![Arc::clone(&intake) as _],
     };
     let mut routes = web::router(Site::new(snapshots, intake, recorder), Arc::new(gate), true);

@@ -135,6 +135,8 @@ keys! {
         |s, v| { s.free_below = sizes(v)?; Ok(()) };
     "metrics.diagnostics" = "true", "Whether metrics for debugging the sampler are exported: durations and failures of driver calls, and its lateness. A panel and two runbooks use them.",
         |s, v| { s.metrics.diagnostics = boolean(v)?; Ok(()) };
+    "compat.dcgm" = "false", "Whether /metrics has the metrics of GPUs also under the names, units and labels of NVIDIA's dcgm-exporter: docs/from-dcgm-exporter.md.",
+        |s, v| { s.metrics.dcgm = boolean(v)?; Ok(()) };
     "detect.enabled" = "true", "Whether to look for causes of slow steps. docs/findings.md describes each.",
         |s, v| { s.detect.enabled = boolean(v)?; Ok(()) };
     "detect.comm_phases" = "comm", "Names of the phases in which ranks communicate, separated by commas.",

@@ -63,7 +63,7 @@ impl Format {
 /// # Errors
 /// If the encoder refuses a family, which does not happen with a catalogue that passes its tests.
 pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
-    let families = families.into_ordered();
+    let families = families.into_exposed();
     let mut text = Vec::with_capacity(families.iter().map(size::bytes).sum());
     for family in families {
         if is_of_the_daemon(family.metric) {

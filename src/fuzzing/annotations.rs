@@ -37,7 +37,8 @@ pub fn annotations(data: &[u8]) {
     state.advance(&world::node(), world::END_NS);
     assert!(intake.accounts().held(Resource::Bytes) <= Limits::default().bytes);
     if data.last().is_none_or(|last| last.is_multiple_of(8)) {
-        let families = Snapshots { state, choice: Choice::default(), parts: Vec::new() }.collect();
+        let families =
+            Snapshots { state, choice: Choice::default(), node_name: Arc::default(), parts: Vec::new() }.collect();
         check(&prometheus::encode(families).expect("the catalogue's families are encoded"));
     }
 }

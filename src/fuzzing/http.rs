@@ -64,7 +64,12 @@ fn routes() -> Router {
     let stats = Arc::<web::counts::HttpStats>::default();
     let (hosts, refusals) = (Hosts::default(), Refusals::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };
-    let snapshots = Snapshots { state, choice: Choice::default(), parts: vec![Arc::clone(&intake) as _, stats] };
+    let snapshots = Snapshots {
+        state,
+        choice: Choice::default(),
+        node_name: Arc::default(),
+        parts: vec![Arc::clone(&intake) as _, stats],
+    };
     let site = Site::new(snapshots, intake, recorder);
     web::router(site, Arc::new(gate), true)
 }

@@ -1,7 +1,7 @@
 //! All samples of one moment.
 
 use super::families::{Choice, Families};
-use super::{catalogue as c, findings, gpu, job, memory, own, pods};
+use super::{catalogue as c, dcgm, findings, gpu, job, memory, own, pods};
 use highwater_engine::footprint::Footprint;
 use highwater_engine::shared_state::SharedState;
 use std::sync::Arc;
@@ -19,6 +19,8 @@ pub struct Snapshots {
     pub state: SharedState,
     /// What of it is exported.
     pub choice: Choice,
+    /// The node's name, for the copies under DCGM's names.
+    pub node_name: Arc<str>,
     /// Parts that count what they do.
     pub parts: Vec<Arc<dyn Collect>>,
 }
@@ -42,6 +44,10 @@ impl Snapshots {
         if let Some(node) = &node {
             gpu::collect(node, self.choice.processes, &mut out);
             own::sampler(node, &mut out);
+            if self.choice.dcgm {
+                let copies = dcgm::families(&out, node, &self.node_name);
+                out.add_copies(copies);
+            }
         } else if let Some(trouble) = slot.trouble() {
             out.number(&c::SOURCE_ERROR, [trouble.reason], Some(1.0));
         }

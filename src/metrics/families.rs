@@ -167,6 +167,14 @@ pub struct Family {
     pub buckets: Buckets,
 }
 
+impl Family {
+    /// A metric that is no histogram.
+    #[must_use]
+    pub fn of_numbers(metric: &'static Metric, samples: Vec<Sample>) -> Self {
+        Self { metric, samples, buckets: Buckets::default() }
+    }
+}
+
 /// Which buckets a histogram has, beside the one of all observations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Buckets {
@@ -189,6 +197,8 @@ static DIAGNOSTICS: [&Metric; 3] = [&c::NVML_CALL_DURATION, &c::NVML_CALL_FAILUR
 pub struct Families {
     /// Those of each metric, by its place in the catalogue.
     samples: Vec<Vec<Sample>>,
+    /// Copies under other names, for `/metrics` alone.
+    copies: Vec<Family>,
     choice: Choice,
 }
 
@@ -201,11 +211,13 @@ pub struct Choice {
     pub phase_buckets: Buckets,
     /// How long the sampler's calls took, and how late it was.
     pub diagnostics: bool,
+    /// The metrics of GPUs under DCGM's names too, in `/metrics`.
+    pub dcgm: bool,
 }
 
 impl Default for Choice {
     fn default() -> Self {
-        Self { processes: false, phase_buckets: Buckets::Fine, diagnostics: true }
+        Self { processes: false, phase_buckets: Buckets::Fine, diagnostics: true, dcgm: false }
     }
 }
 
@@ -219,7 +231,7 @@ impl Families {
     /// No samples, with this choice of what is exported.
     #[must_use]
     pub fn of(choice: Choice) -> Self {
-        Self { samples: vec![Vec::new(); ALL.len()], choice }
+        Self { samples: vec![Vec::new(); ALL.len()], copies: Vec::new(), choice }
     }
 
     /// Adds a sample if its value is known. A value that is not finite counts as not known.
@@ -248,6 +260,26 @@ impl Families {
             Value::Histogram(_) => 0.0,
         };
         self.samples[metric.place].iter().map(number).sum()
+    }
+
+    /// The samples of a metric so far.
+    #[must_use]
+    pub fn samples_of(&self, metric: &'static Metric) -> &[Sample] {
+        &self.samples[metric.place]
+    }
+
+    /// Adds copies of samples under other names.
+    pub fn add_copies(&mut self, copies: Vec<Family>) {
+        self.copies.extend(copies);
+    }
+
+    /// What `/metrics` shows: all families that have samples, in the catalogue's order, and copies after them.
+    #[must_use]
+    pub fn into_exposed(mut self) -> Vec<Family> {
+        let copies = std::mem::take(&mut self.copies);
+        let mut families = self.into_ordered();
+        families.extend(copies);
+        families
     }
 
     fn push(&mut self, metric: &'static Metric, labels: Labels, value: Value) {

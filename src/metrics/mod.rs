@@ -1,10 +1,11 @@
 //! Every metric of the daemon: declared once, collected from the node's state, written by the exporters.
 //!
-//! Invariants: no metric exists outside the [`catalogue`]; a value that is not known has no sample; collecting makes no
+//! Invariants: no metric exists outside the [`catalogue`], but for copies under DCGM's names; a value that is not known has no sample; collecting makes no
 //! driver call and takes no lock that the sampler wants. Absent on purpose: any wire format.
 
 pub mod catalogue;
 mod collect;
+mod dcgm;
 mod families;
 mod findings;
 mod gpu;

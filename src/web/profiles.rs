@@ -210,7 +210,7 @@ mod tests {
     fn site() -> Site {
         let intake = Arc::new(Intake::new(Limits::default(), Arc::new(Manual::at(NOW_NS)), Arc::default()));
         let state = SharedState::of(&crate::fuzzing::node(), intake.ledger());
-        let snapshots = Snapshots { state, choice: Choice::default(), parts: Vec::new() };
+        let snapshots = Snapshots { state, choice: Choice::default(), node_name: Arc::default(), parts: Vec::new() };
         Site::new(snapshots, intake, Recorder::default())
     }
 

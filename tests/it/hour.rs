@@ -89,8 +89,12 @@ fn play() -> Hour {
     let intake = Arc::new(Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()));
     intake.set_devices(source.devices());
     let state = SharedState::of(&node, intake.ledger());
-    let snapshots =
-        Snapshots { state: state.clone(), choice: Choice::default(), parts: vec![Arc::clone(&intake) as _] };
+    let snapshots = Snapshots {
+        state: state.clone(),
+        choice: Choice::default(),
+        node_name: Arc::default(),
+        parts: vec![Arc::clone(&intake) as _],
+    };
     let mut sampler = node.sampler(writers);
     sampler.set_periods(None, READ_MS * MILLISECOND_NS);
     let mut annotations = source.annotations().peekable();

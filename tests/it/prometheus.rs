@@ -167,3 +167,37 @@ fn promtool_finds_nothing_to_say() {
 fn labels(samples: &[Sample], name: &str) -> BTreeSet<String> {
     samples.iter().filter_map(|sample| sample.labels.get(name).cloned()).collect()
 }
+
+/// What NVIDIA's dashboard 12239 asks for: each of its panels has one of these fields, by these labels.
+#[test]
+fn the_fields_of_nvidias_dashboard_have_data_under_its_labels() {
+    let with = Daemon::start(&["serve", "--source", "sim:demo", "--set", "compat.dcgm=true"]).ready();
+    let gpus = ["gpu=\"0\"", "gpu=\"3\""];
+    let of_a_gpu = ["UUID=\"GPU-", "Hostname=\"", "modelName=\""];
+    for field in [
+        "DEV_GPU_TEMP",
+        "DEV_POWER_USAGE",
+        "DEV_SM_CLOCK",
+        "PROF_GR_ENGINE_ACTIVE",
+        "PROF_PIPE_TENSOR_ACTIVE",
+        "DEV_FB_USED",
+    ] {
+        let start = format!("DCGM_FI_{field}{{");
+        eventually(Duration::from_secs(20), field, || {
+            let metrics = with.get("/metrics");
+            let series: Vec<_> = metrics.lines().filter(|line| line.starts_with(&start)).collect();
+            let has = |part: &str| series.iter().any(|line| line.contains(part));
+            let is_whole = series.iter().all(|line| of_a_gpu.iter().all(|label| line.contains(label)));
+            (is_whole && gpus.into_iter().all(has)).then_some(())
+        });
+    }
+    let used = with.get("/metrics");
+    let value = |start: &str| {
+        let line = used.lines().find(|line| line.starts_with(start)).expect(start);
+        line.rsplit_once(' ').expect("a value").1.parse::<f64>().expect("a number")
+    };
+    let mebibytes = value("highwater_gpu_memory_total_bytes{gpu=\"0\"") / 1_048_576.0;
+    assert!((value("DCGM_FI_DEV_FB_TOTAL{gpu=\"0\"") - mebibytes).abs() < 1e-6);
+    let without = Daemon::start(&["serve", "--source", "sim:demo"]).ready();
+    assert!(!without.get("/metrics").contains("DCGM_FI"));
+}

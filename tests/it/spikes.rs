@@ -31,7 +31,7 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
     let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let node = Arc::new(node);
     let state = SharedState::of(&node, &Arc::new(Ledger::new(Limits::default())));
-    let snapshots = Snapshots { state, choice: Choice::default(), parts: Vec::new() };
+    let snapshots = Snapshots { state, choice: Choice::default(), node_name: Arc::default(), parts: Vec::new() };
     let mut sampler = node.sampler(writers);
     let mut scraped_peaks = [Vec::new(), Vec::new()];
     let mut next_ns = intervals_ns.map(|interval_ns| START_NS + 15 * SECOND_NS + interval_ns);
@@ -82,6 +82,7 @@ fn findings_scraped(interval_ns: i64) -> Vec<(bool, Option<f64>)> {
     let snapshots = Snapshots {
         state: SharedState::of(&node, &Arc::new(Ledger::new(Limits::default()))),
         choice: Choice::default(),
+        node_name: Arc::default(),
         parts: Vec::new(),
     };
     let mut sampler = node.sampler(writers);

@@ -53,7 +53,8 @@ fn attributes_of(text: &str) -> Result<Vec<(String, String)>, String> {
     Ok(pairs)
 }
 
-fn host_name() -> Option<String> {
+/// The machine's name.
+pub fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

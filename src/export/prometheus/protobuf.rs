@@ -52,7 +52,7 @@ mod field {
 /// Encodes these families as length-delimited messages.
 #[must_use]
 pub fn encode(families: Families) -> Vec<u8> {
-    let families = families.into_ordered();
+    let families = families.into_exposed();
     let mut out = Vec::with_capacity(families.iter().map(bytes).sum());
     families.iter().for_each(|family| write_delimited(family, &mut out));
     out

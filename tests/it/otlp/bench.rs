@@ -85,7 +85,7 @@ impl Bench {
         );
         tokio::spawn(sample(at_once, sampler, sampled, found, joined, watched, most));
         let parts = vec![Arc::clone(&intake) as _, Arc::clone(&stats) as _];
-        let snapshots = Snapshots { state: state.clone(), choice: Choice::default(), parts };
+        let snapshots = Snapshots { state: state.clone(), choice: Choice::default(), node_name: Arc::default(), parts };
         let exporter = Exporter::new(settings, snapshots, &stats, &dial).expect("an exporter");
         let (stop, stopped) = oneshot::channel::<()>();
         let exporter = tokio::spawn(exporter.run(async {
