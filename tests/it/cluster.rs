@@ -170,6 +170,15 @@ fn every_share_of_every_gpu_is_named_and_its_memory_adds_up(cluster: &Cluster) {
         let apart = (of_pods as f64 + outside - used as f64).abs() / used as f64;
         assert!(apart < 0.01, "{uuid}: {of_pods} + {outside} of {used}");
     }
+    // What is found of a GPU says whose it is, the pod that holds most first.
+    gpus[number]["used"] = json!(139 * GIB);
+    cluster.set_gpus(&gpus);
+    eventually(WITHIN, "a finding with its pods", || {
+        let findings: Value = serde_json::from_str(&cluster.get("/api/v1/findings")?).ok()?;
+        let found = findings["findings"].as_array()?.iter().find(|found| found["finding"] == "low_headroom")?;
+        let pods: Vec<&str> = found["pods"].as_array()?.iter().filter_map(|pod| pod["pod"].as_str()).collect();
+        (found["uuid"] == *whole && pods == ["whole", "stowaway"]).then_some(())
+    });
     // One that ended is gone with the next list, also from what holds memory.
     cluster.kubectl(&["delete", "pod", "--namespace", "serving", "half", "--grace-period=0", "--force"]);
     let begun = Instant::now();
