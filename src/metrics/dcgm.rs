@@ -27,7 +27,7 @@ const LABELS: &[&str] = &[
 ];
 
 /// A field of DCGM with what it is here.
-pub(super) struct Field {
+pub(super) struct DcgmField {
     metric: Metric,
     from: &'static Metric,
     /// The value of `from`'s third label, if it has three.
@@ -38,7 +38,7 @@ pub(super) struct Field {
 
 macro_rules! fields {
     ($($name:literal $kind:ident $help:literal = $from:ident $([$part:literal])? * $factor:literal;)*) => {
-        &[$(Field {
+        &[$(DcgmField {
             metric: Metric { name: $name, kind: MetricKind::$kind, labels: LABELS, help: $help, place: usize::MAX },
             from: &c::$from,
             part: fields!(@part $($part)?),
@@ -50,7 +50,7 @@ macro_rules! fields {
 }
 
 /// Every field but the last XID, which is no copy of one sample.
-pub(super) static FIELDS: &[Field] = fields! {
+pub(super) static FIELDS: &[DcgmField] = fields! {
     "DCGM_FI_DEV_SM_CLOCK" Gauge "Clock of the multiprocessors, MHz." = GPU_SM_CLOCK * 1e-6;
     "DCGM_FI_DEV_MEM_CLOCK" Gauge "Clock of the memory, MHz." = GPU_MEMORY_CLOCK * 1e-6;
     "DCGM_FI_DEV_GPU_TEMP" Gauge "Temperature of the GPU, degrees Celsius." = GPU_TEMPERATURE * 1.0;
@@ -88,7 +88,7 @@ static XID: Metric = Metric {
 pub(super) fn families(families: &Families, node: &Node, host: &str) -> Vec<Family> {
     let labels: BTreeMap<&str, Labels> =
         node.gpus.iter().map(|gpu| (&*gpu.device.uuid, labels(gpu, node, host))).collect();
-    let of = |field: &'static Field| {
+    let of = |field: &'static DcgmField| {
         let own = families.samples_of(field.from).iter();
         let own = own
             .filter(|sample| field.part.is_none_or(|part| sample.labels.get(2).is_some_and(|label| **label == *part)));
