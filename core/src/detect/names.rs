@@ -8,7 +8,7 @@ pub trait Names {
     /// Index and UUID of a GPU by its position.
     fn gpu(&self, position: usize) -> Option<(String, String)>;
 
-    /// The pods of a subject, as of [`Finding::pods`].
+    /// The pods of a subject, as of [`Finding::pods`](super::finding::Finding::pods).
     fn pods(&self, _subject: &Subject) -> Vec<PodName> {
         Vec::new()
     }
