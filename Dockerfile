@@ -31,7 +31,12 @@ RUN --mount=type=cache,target=/src/target --mount=type=cache,target=/usr/local/c
 
 # Everything except the binary, shared by the two images below.
 FROM ${RUNTIME} AS runtime
-LABEL org.opencontainers.image.title="highwater" \
+# `make image` sets both.
+ARG VERSION=
+ARG REVISION=
+LABEL org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.title="highwater" \
       org.opencontainers.image.description="What GPU memory did inside each step of training: a node daemon for NVIDIA GPUs" \
       org.opencontainers.image.licenses="Apache-2.0"
 # The NVIDIA container runtime gives the container every GPU, and of the driver's libraries only NVML.
@@ -42,7 +47,8 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
 ENV XDG_RUNTIME_DIR=/tmp \
     XDG_STATE_HOME=/tmp
 USER 65534:65534
-EXPOSE 10450
+# HTTP; in the chart also the kubelet's probes, and annotations with a token.
+EXPOSE 10450 10451 10452
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/local/bin/highwater"]
 CMD ["serve"]

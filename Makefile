@@ -100,7 +100,8 @@ gpu: ## Explain how to measure on real GPUs
 	@echo "benches/gpu/README.md describes the measurements, docs/performance.md has the figures."
 
 image: ## Build the container image with docker, podman or buildah; IMAGE names it
-	$(CONTAINER_TOOL) build -t $(IMAGE) .
+	$(CONTAINER_TOOL) build --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1) \
+		--build-arg REVISION=$$(git rev-parse HEAD) -t $(IMAGE) .
 
 clean: ## Remove everything that was built, including tools
 	cargo clean

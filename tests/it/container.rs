@@ -28,13 +28,15 @@ const CARGO: &str = r#"#!/bin/sh
 #[ignore = "needs a peer: make test-peers"]
 fn the_image_is_built_and_runs_as_nobody() {
     let Some(buildah) = Buildah::find() else { return };
-    let image = buildah.build("prebuilt", &[], IMAGE);
+    let image = buildah.build("prebuilt", &["--build-arg", "VERSION=1.2.3", "--build-arg", "REVISION=abc"], IMAGE);
 
     let config = buildah.json(&["inspect", "--type", "image", IMAGE])["OCIv1"]["config"].clone();
     assert_eq!(config["User"], "65534:65534");
-    assert_eq!(config["ExposedPorts"], json!({"10450/tcp": {}}));
+    assert_eq!(config["ExposedPorts"], json!({"10450/tcp": {}, "10451/tcp": {}, "10452/tcp": {}}));
     assert_eq!((&config["Entrypoint"], &config["Cmd"]), (&json!(["/usr/local/bin/highwater"]), &json!(["serve"])));
     assert_eq!(config["Labels"]["org.opencontainers.image.licenses"], "Apache-2.0");
+    let label = |name: &str| config["Labels"][format!("org.opencontainers.image.{name}")].clone();
+    assert_eq!([label("version"), label("revision")], ["1.2.3", "abc"]);
 
     let container = image.container();
     let version = buildah.output(&["run", &container.id, "--", "/usr/local/bin/highwater", "--version"]);
