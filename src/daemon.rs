@@ -26,6 +26,7 @@ use crate::capture::{self, Recorder};
 use crate::config::{Settings, SourceSpec};
 use crate::export::otlp;
 use crate::heap;
+use crate::machine;
 use crate::metrics::{Collect, Snapshots};
 use crate::web::Site;
 use crate::web::annotations::Access;
@@ -38,7 +39,7 @@ use highwater_engine::files::Folder;
 use highwater_engine::intake::Intake;
 use highwater_engine::place::kubelet::Kubelet;
 use listeners::{Listeners, Servers};
-use parts::{ask_kubelet, intake, node_name, scenario, state};
+use parts::{ask_kubelet, intake, scenario, state};
 use playback::Playback;
 pub use readers::Readers;
 pub use recording::{OutputFormat, Recording, Unrecorded};
@@ -94,7 +95,12 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     });
     let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &state, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
-    let snapshots = Snapshots { state: state.clone(), choice: settings.metrics, node_name: node_name(), parts };
+    let snapshots = Snapshots {
+        state: state.clone(),
+        choice: settings.metrics,
+        node_name: machine::node_name().unwrap_or_default().into(),
+        parts,
+    };
     let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone());
     let shared =
         SharedParts { settings: Arc::new(settings), state, intake, processes, recorder, stop: Arc::clone(&stop) };

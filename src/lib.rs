@@ -15,6 +15,7 @@ pub mod export;
 pub mod fuzzing;
 mod gzip;
 mod heap;
+mod machine;
 pub mod metrics;
 pub mod nvml;
 pub mod sim;

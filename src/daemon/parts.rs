@@ -5,7 +5,6 @@
 
 use super::threads::spawn;
 use crate::config::{Settings, SourceSpec};
-use crate::export::otlp::host_name;
 use crate::sim::Scenario;
 use anyhow::Context as _;
 use highwater_core::clock::Clock;
@@ -64,12 +63,6 @@ pub(super) fn state(
         kubelet,
         clock,
     }
-}
-
-/// What Kubernetes calls this node (`NODE_NAME`, which the chart sets), or else the machine's own name.
-pub(super) fn node_name() -> Arc<str> {
-    let named = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
-    named.or_else(host_name).unwrap_or_default().into()
 }
 
 /// Starts the thread that asks the kubelet, if its socket is set, and sets the pods of each GPU. It uses the live

@@ -35,6 +35,17 @@ impl Snapshots {
         self.collect()
     }
 
+    /// All samples of this moment for `/metrics`, with their copies under DCGM's names if these are wanted.
+    #[must_use]
+    pub fn expose(&self) -> Families {
+        let mut families = self.collect();
+        if let Some(node) = self.state.slot.node().filter(|_| self.choice.dcgm) {
+            let copies = dcgm::families(&families, &node, &self.node_name);
+            families.add_copies(copies);
+        }
+        families
+    }
+
     /// All samples of this moment.
     #[must_use]
     pub fn collect(&self) -> Families {
@@ -44,10 +55,6 @@ impl Snapshots {
         if let Some(node) = &node {
             gpu::collect(node, self.choice.processes, &mut out);
             own::sampler(node, &mut out);
-            if self.choice.dcgm {
-                let copies = dcgm::families(&out, node, &self.node_name);
-                out.add_copies(copies);
-            }
         } else if let Some(trouble) = slot.trouble() {
             out.number(&c::SOURCE_ERROR, [trouble.reason], Some(1.0));
         }

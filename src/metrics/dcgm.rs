@@ -6,7 +6,7 @@
 
 use super::catalogue::{self as c, Metric, MetricKind};
 use super::families::{Families, Family, Labels, Sample, Value};
-use highwater_core::gpu::{GpuState, Health};
+use highwater_core::gpu::GpuState;
 use highwater_engine::node::Node;
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ pub(super) static FIELDS: &[DcgmField] = fields! {
     "DCGM_FI_DEV_GPU_TEMP" Gauge "Temperature of the GPU, degrees Celsius." = GPU_TEMPERATURE * 1.0;
     "DCGM_FI_DEV_POWER_USAGE" Gauge "Power draw, watts." = GPU_POWER * 1.0;
     "DCGM_FI_DEV_POWER_MGMT_LIMIT" Gauge "Power limit in force, watts." = GPU_POWER_LIMIT * 1.0;
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" Counter "Energy since the daemon started, millijoules." = GPU_ENERGY * 1e3;
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" Counter "Energy since the driver was loaded, millijoules." = GPU_ENERGY * 1e3;
     "DCGM_FI_DEV_GPU_UTIL" Gauge "Time in which a kernel ran, percent." = GPU_UTILIZATION * 100.0;
     "DCGM_FI_DEV_MEM_COPY_UTIL" Gauge "Time in which memory was read or written, percent." = GPU_MEMORY_BUSY * 100.0;
     "DCGM_FI_DEV_FB_TOTAL" Gauge "Framebuffer, MiB." = GPU_MEMORY_TOTAL * 9.5367431640625e-7;
@@ -80,14 +80,13 @@ static XID: Metric = Metric {
     name: "DCGM_FI_DEV_XID_ERRORS",
     kind: MetricKind::Gauge,
     labels: LABELS,
-    help: "The number of the last XID error, 0 if there was none since the daemon started.",
+    help: "The number of the last XID error. Absent where none was seen since the daemon started.",
     place: usize::MAX,
 };
 
 /// The same samples under DCGM's names; `host` is the node's name.
 pub(super) fn families(families: &Families, node: &Node, host: &str) -> Vec<Family> {
-    let labels: BTreeMap<&str, Labels> =
-        node.gpus.iter().map(|gpu| (&*gpu.device.uuid, labels(gpu, node, host))).collect();
+    let labels = all_labels(node, host);
     let of = |field: &'static DcgmField| {
         let own = families.samples_of(field.from).iter();
         let own = own
@@ -95,20 +94,36 @@ pub(super) fn families(families: &Families, node: &Node, host: &str) -> Vec<Fami
         let copy = |sample: &Sample| {
             let Value::Number(value) = sample.value else { return None };
             let labels = labels.get(&**sample.labels.get(1)?)?.clone();
-            Some(Sample { labels, value: Value::Number(value * field.factor) })
+            Some(Sample { labels, value: Value::Number(scaled(value, field.factor)) })
         };
         (&field.metric, own.filter_map(copy).collect::<Vec<_>>())
     };
-    let up = node.gpus.iter().filter(|gpu| gpu.health() == Health::Up);
+    // A GPU without one may be a GPU whose driver reports none: 0 would be a claim.
     let xid = |gpu: &GpuState| {
-        let last = gpu.xids().into_iter().max_by_key(|(_, seen)| seen.last_ns).map_or(0, |(xid, _)| xid);
+        let (xid, _) = gpu.xids().into_iter().max_by_key(|(_, seen)| seen.last_ns)?;
         #[allow(clippy::cast_precision_loss, reason = "a number of some digits")]
-        Some(Sample { labels: labels.get(&*gpu.device.uuid)?.clone(), value: Value::Number(last as f64) })
+        Some(Sample { labels: labels.get(&*gpu.device.uuid)?.clone(), value: Value::Number(xid as f64) })
     };
-    let all = FIELDS.iter().map(of).chain([(&XID, up.filter_map(xid).collect())]);
+    let all = FIELDS.iter().map(of).chain([(&XID, node.gpus.iter().filter_map(xid).collect())]);
     all.filter(|(_, samples)| !samples.is_empty())
         .map(|(metric, samples)| Family::of_numbers(metric, samples))
         .collect()
+}
+
+/// The labels of each GPU, by its UUID. Two compute instances of one GPU instance have equal ones, and so has every instance of a
+/// profile whose number the driver does not say: these are left out, as Prometheus would take one and drop the others.
+fn all_labels<'a>(node: &'a Node, host: &str) -> BTreeMap<&'a str, Labels> {
+    let all: Vec<_> = node.gpus.iter().map(|gpu| (&*gpu.device.uuid, labels(gpu, node, host))).collect();
+    // Without the pod: of two instances, one with a pod and one without would be told apart by it alone.
+    let device = |labels: &Labels| labels.iter().take(LABELS.len() - 3).cloned().collect::<Vec<_>>();
+    let is_alone = |own: &Labels| all.iter().filter(|(_, other)| device(other) == device(own)).count() == 1;
+    all.iter().filter(|(_, own)| is_alone(own)).cloned().collect()
+}
+
+/// Percentages come from whole ones: 0.57 is 57, and not 56.99999999999999.
+fn scaled(value: f64, factor: f64) -> f64 {
+    let scaled = value * factor;
+    if factor == 100.0 { (scaled * 1e6).round() / 1e6 } else { scaled }
 }
 
 /// A MIG instance has the index and the UUID of its GPU, and its own profile and number. The pod is named where one alone has the GPU:
@@ -188,7 +203,7 @@ mod tests {
             collected.count(&c::GPU_MEMORY_USED, Labels::found(&gpu), Some(used));
             collected.number(&c::GPU_SM_CLOCK, Labels::found(&gpu), Some(1.98e9));
         }
-        collected.number(&c::GPU_UTILIZATION, Labels::found(&["0", "GPU-a"]), Some(0.25));
+        collected.number(&c::GPU_UTILIZATION, Labels::found(&["0", "GPU-a"]), Some(0.57));
         for part in ["corrected", "uncorrected"] {
             let errors = Labels::found(&["0", "GPU-a"]).with(part);
             collected.count(&c::GPU_ECC_ERRORS, errors, Some(part.len() as u64));
@@ -207,14 +222,39 @@ mod tests {
         assert_eq!(value("DCGM_FI_DEV_FB_USED", 0), Some((3.0, whole.clone())));
         assert_eq!(value("DCGM_FI_DEV_FB_USED", 1), Some((5.0, instance)));
         assert_eq!(value("DCGM_FI_DEV_SM_CLOCK", 0).map(|(value, _)| value.round()), Some(1980.0));
-        assert_eq!(value("DCGM_FI_DEV_GPU_UTIL", 0), Some((25.0, whole.clone())));
-        assert_eq!(value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0), Some((0.25, whole.clone())));
+        assert_eq!(value("DCGM_FI_DEV_GPU_UTIL", 0), Some((57.0, whole.clone())));
+        assert_eq!(value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0), Some((0.57, whole.clone())));
         assert_eq!(value("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", 0), Some((9.0, whole.clone())));
         assert_eq!(value("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 0).map(|(value, _)| value), Some(11.0));
         assert_eq!(value("DCGM_FI_DEV_XID_ERRORS", 0), Some((31.0, whole)), "the last one, not the highest");
-        assert_eq!(value("DCGM_FI_DEV_XID_ERRORS", 1).map(|(value, _)| value), Some(0.0));
+        assert_eq!(value("DCGM_FI_DEV_XID_ERRORS", 1), None, "none was seen, or none is reported");
         assert_eq!(value("DCGM_FI_DEV_GPU_TEMP", 0), None, "it is not known");
         assert_eq!(value("DCGM_FI_DEV_FB_TOTAL", 0), None, "of a GPU that the node does not have");
+    }
+
+    #[test]
+    fn no_two_instances_have_one_label_set() {
+        let instance = |uuid: &str, gpu_instance| Device {
+            index: uuid.into(),
+            uuid: uuid.into(),
+            parent_uuid: Some("GPU-a".into()),
+            gpu_instance,
+            mig_profile: Some("1c.3g.40gb".into()),
+            ..Device::default()
+        };
+        let whole = Device { index: "0".into(), uuid: "GPU-a".into(), ..Device::default() };
+        let devices = vec![
+            whole,
+            instance("MIG-a", Some(1)),
+            instance("MIG-b", Some(1)),
+            instance("MIG-c", Some(2)),
+            instance("MIG-d", None),
+            instance("MIG-e", None),
+        ];
+        let (node, _) = Node::of_devices(Arc::new(Manual::at(9)), devices, true);
+        node.gpus[1].set_pods(Some(GpuPods { rows: vec![row("llama")], ..GpuPods::default() }));
+        let labels = all_labels(&node, "n");
+        assert_eq!(labels.keys().copied().collect::<Vec<_>>(), ["GPU-a", "MIG-c"]);
     }
 
     #[test]

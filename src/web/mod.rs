@@ -140,7 +140,7 @@ async fn metrics(
     // Compressing belongs to the making: until it is done, the whole text is there too.
     let make = || {
         heap::making(|| {
-            let whole = format.encode(site.snapshots.collect());
+            let whole = format.encode(site.snapshots.expose());
             whole.map(|whole| if wanted.is_compressed { gzip::compress(&whole) } else { whole })
         })
     };

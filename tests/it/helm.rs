@@ -208,7 +208,13 @@ fn more_than_a_thousand_nodes_can_be_scraped() {
     assert_eq!(service["serviceDiscoveryRole"], "EndpointSlice");
     let pods =
         monitor(&format!("{{serviceMonitor: {{enabled: true, pods: true, {more}}}}}"), "PodMonitor").expect("helm");
-    assert_eq!(pods["podMetricsEndpoints"], service["endpoints"]);
+    let mut expected = service["endpoints"].clone();
+    let relabelings = expected[0]["relabelings"].as_array_mut().expect("relabelings");
+    relabelings.push(json!({"targetLabel": "job", "replacement": "hw-highwater"}));
+    assert_eq!(pods["podMetricsEndpoints"], expected, "under the same job");
+    let Some(helm) = tools::find("helm") else { return };
+    let files = "serviceMonitor: {enabled: true, pods: true, tlsConfig: {caFile: /a}}";
+    assert!(said(&template(&helm, files)).contains("caFile"), "a PodMonitor has no files");
     for spec in [&service, &pods] {
         assert_eq!((&spec["sampleLimit"], &spec["attachMetadata"]), (&json!(9000), &json!({"node": true})));
         assert_eq!(spec["selector"]["matchLabels"]["app.kubernetes.io/name"], "highwater");

@@ -108,9 +108,9 @@ impl Board {
             if let Some(finding) = self.active.get_mut(&key) {
                 let before = finding.sign.severity;
                 finding.prolong(sign, now_ns);
-                // The kubelet may have been asked only after the first sign.
-                if finding.pods.is_empty() {
-                    finding.pods = names.pods(&finding.sign.subject);
+                // As its words, they are those of the newest sign.
+                if let Some(pods) = names.pods(&finding.sign.subject) {
+                    finding.pods = pods;
                 }
                 let is_worse = self.book.incidents.prolong(finding);
                 if finding.sign.severity > before {
@@ -128,7 +128,7 @@ impl Board {
             let id = self.next_id;
             let first = Said::of(&sign, now_ns);
             let (incident, ended_ns) = (0, None);
-            let pods = names.pods(&sign.subject);
+            let pods = names.pods(&sign.subject).unwrap_or_default();
             let mut finding = Finding {
                 id,
                 incident,
@@ -348,14 +348,14 @@ mod tests {
             of(position)
         }
 
-        fn pods(&self, _subject: &Subject) -> Vec<PodName> {
+        fn pods(&self, _subject: &Subject) -> Option<Vec<PodName>> {
             let name = |pod: &str| PodName { namespace: "ml".into(), pod: pod.into(), container: String::new() };
-            self.0.map(name).into_iter().collect()
+            self.0.map(|pod| vec![name(pod)])
         }
     }
 
     #[test]
-    fn a_finding_keeps_the_pods_of_its_time_and_gets_them_late_where_they_were_not_known() {
+    fn a_finding_names_the_pods_of_its_newest_sign_and_its_incident_all_of_them() {
         let (mut board, until_ns) = (Board::default(), 100);
         let mut take = |names: &Named| {
             board.update(vec![sign(FindingKind::Xid, 0, Severity::Warning, until_ns)], 1, names);
@@ -366,10 +366,11 @@ mod tests {
                 incident.pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
             )
         };
-        let [none, one]: [Vec<String>; 2] = [vec![], vec!["ml/a".into()]];
+        let [none, a, b]: [Vec<String>; 3] = [vec![], vec!["ml/a".into()], vec!["ml/b".into()]];
         assert_eq!(take(&Named(None)), (none.clone(), none));
-        assert_eq!(take(&Named(Some("a"))), (one.clone(), one.clone()));
-        assert_eq!(take(&Named(Some("b"))), (one.clone(), one), "it is about the pod that was there");
+        assert_eq!(take(&Named(Some("a"))), (a.clone(), a.clone()));
+        assert_eq!(take(&Named(None)), (a.clone(), a.clone()), "not known now");
+        assert_eq!(take(&Named(Some("b"))), (b.clone(), [a, b].concat()), "a pod in its place");
     }
 
     fn sign(kind: FindingKind, gpu: usize, severity: Severity, until_ns: i64) -> Sign {

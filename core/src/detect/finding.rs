@@ -217,8 +217,9 @@ pub struct Finding {
     pub incident: u64,
     /// Index and UUID of its GPU.
     pub gpu: Option<(String, String)>,
-    /// The pods that it is about, where the kubelet is asked: that of its rank; else those on its GPU, the one that holds most
-    /// memory first, at most [`MOST_NAMED`](crate::gpu::MOST_NAMED). Empty if they are not known.
+    /// The pods that its newest sign is about, where the kubelet is asked: of a job's finding that of its rank, as the rank's process shows
+    /// it; of one without a job those that have the GPU or an instance of it, the one that holds most memory first, at most
+    /// [`MOST_NAMED`](crate::gpu::MOST_NAMED). Empty if there are none, or they are not known.
     pub pods: Vec<PodName>,
     /// What the first sign said.
     pub first: Said,

@@ -77,6 +77,7 @@ impl Hand {
     pub fn rank_on(gpu: usize) -> RankNow {
         RankNow {
             pid: None,
+            pod: None,
             key: key(0),
             gpus: vec![gpu],
             step: None,

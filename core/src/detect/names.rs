@@ -1,4 +1,4 @@
-//! What GPUs and subjects are called when a finding about them is raised.
+//! What GPUs and subjects are called when a finding about them is raised or goes on.
 
 use super::finding::Subject;
 use crate::gpu::PodName;
@@ -8,14 +8,17 @@ pub trait Names {
     /// Index and UUID of a GPU by its position.
     fn gpu(&self, position: usize) -> Option<(String, String)>;
 
-    /// The pods of a subject, as of [`Finding::pods`](super::finding::Finding::pods).
-    fn pods(&self, _subject: &Subject) -> Vec<PodName> {
-        Vec::new()
-    }
+    /// The pods of a subject, as of [`Finding::pods`](super::finding::Finding::pods); `None` if they are not known.
+    fn pods(&self, subject: &Subject) -> Option<Vec<PodName>>;
 }
 
+#[cfg(test)]
 impl<Gpu: Fn(usize) -> Option<(String, String)>> Names for Gpu {
     fn gpu(&self, position: usize) -> Option<(String, String)> {
         self(position)
+    }
+
+    fn pods(&self, _subject: &Subject) -> Option<Vec<PodName>> {
+        None
     }
 }

@@ -9,7 +9,7 @@ use super::names::Names;
 use super::settings::Settings;
 use super::steps::Step;
 use crate::clock::SECOND_NS;
-use crate::gpu::{GpuState, Latest, PodName, Rare};
+use crate::gpu::{GpuState, Latest, PodName, Rare, most_first};
 use crate::jobs::{FailedAllocation, HostOom};
 use crate::mesh::Mesh;
 use crate::phases::{Flush, RankKey};
@@ -26,6 +26,8 @@ pub(super) struct RankNow {
     pub key: RankKey,
     /// The process that sends for it.
     pub pid: Option<u32>,
+    /// The pod that its process is in, without its container.
+    pub pod: Option<PodName>,
     /// Positions of its GPUs; empty where they are not known.
     pub gpus: Vec<usize>,
     /// The step that it is in.
@@ -162,6 +164,16 @@ impl View<'_> {
         ended.map_or_else(|| rank.step?.number, |step| step.number)
     }
 
+    /// The pods that have a GPU, or an instance of it.
+    fn pods_on(&self, gpu: usize) -> Option<Vec<PodName>> {
+        let whole = self.gpus.get(gpu)?;
+        let is_on = |state: &&GpuState| {
+            std::ptr::eq(*state, whole) || state.device.parent_uuid.as_ref() == Some(&whole.device.uuid)
+        };
+        let pods: Vec<_> = self.gpus.iter().filter(is_on).map(GpuState::pods).collect::<Option<_>>()?;
+        Some(most_first(pods.iter().flat_map(|pods| &pods.rows)))
+    }
+
     /// A rank that has not ended.
     pub fn rank(&self, key: &RankKey) -> Option<&RankNow> {
         self.ranks.get(position(self.ranks, key)?)
@@ -179,18 +191,12 @@ impl Names for &View<'_> {
         Some((device.index.clone(), device.uuid.clone()))
     }
 
-    fn pods(&self, subject: &Subject) -> Vec<PodName> {
-        let rank = subject.job.clone().zip(subject.rank).and_then(|key| self.rank(&key));
+    /// What a job says of its GPUs is not enough to name who else is there: only its process shows where a rank runs.
+    fn pods(&self, subject: &Subject) -> Option<Vec<PodName>> {
+        let Some(job) = &subject.job else { return self.pods_on(subject.gpu?) };
+        let rank = self.rank(&(job.clone(), subject.rank?))?;
         let of_process = |pid| self.gpus.iter().find_map(|gpu| Some(gpu.pods()?.of_process(pid)?.name.clone()));
-        if let Some(name) = rank.and_then(|rank| rank.pid).and_then(of_process) {
-            return vec![name];
-        }
-        let gpu = subject.gpu.or_else(|| rank.and_then(|rank| rank.gpus.first().copied()));
-        let mut pods = gpu.and_then(|gpu| self.gpus.get(gpu)?.pods()).map(|pods| pods.names()).unwrap_or_default();
-        let Some(job) = &subject.job else { return pods };
-        // A job's pods are in its namespace. Of several there, it is not known which one the rank runs in.
-        pods.retain(|name| job.scope().namespace().is_none_or(|namespace| namespace == name.namespace));
-        if pods.len() > 1 { Vec::new() } else { pods }
+        Some(vec![rank.pid.and_then(of_process).or_else(|| rank.pod.clone())?])
     }
 }
 
@@ -401,38 +407,53 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_names_its_ranks_pod_or_those_on_its_gpu() {
-        let mut hand = Hand::new(2);
-        let of = |namespace: Option<&str>, rank: u32, pid: Option<u32>, gpu: usize| RankNow {
-            key: (JobId::new(Scope::of(namespace, None), "train"), rank),
+    fn a_finding_names_its_ranks_pod_by_the_process_or_those_on_its_gpu() {
+        let mut hand = Hand::new(3);
+        let named = |pod: &str, container: &str| {
+            let [namespace, pod, container] = ["ml", pod, container].map(str::to_owned);
+            PodName { namespace, pod, container }
+        };
+        let of = |user: Option<&str>, rank: u32, pid: Option<u32>, pod: Option<&str>| RankNow {
+            key: (JobId::new(Scope::of(user.is_none().then_some("ml"), user), "train"), rank),
             pid,
-            ..Hand::rank_on(gpu)
+            pod: pod.map(|pod| named(pod, "")),
+            ..Hand::rank_on(0)
         };
-        hand.ranks = vec![of(None, 0, None, 1), of(Some("ml"), 0, Some(7), 0), of(Some("ml"), 1, None, 0)];
+        hand.ranks =
+            vec![of(None, 0, Some(7), Some("a")), of(None, 1, Some(8), Some("b")), of(Some("1000"), 0, None, None)];
         hand.ranks.sort_by(|a, b| a.key.cmp(&b.key));
-        let row = |namespace: &str, pod: &str, used_bytes| {
-            let [namespace, pod, container] = [namespace, pod, "main"].map(str::to_owned);
-            PodRow { name: PodName { namespace, pod, container }, used_bytes: Some(used_bytes) }
+        let row = |pod: &str, used_bytes| PodRow { name: named(pod, "main"), used_bytes: Some(used_bytes) };
+        let set = |hand: &Hand, gpu: usize, rows: Vec<PodRow>| {
+            hand.gpus[gpu].set_pods(Some(GpuPods { rows, rest_bytes: None, processes: [(7, 0)].into() }));
         };
-        let shared = vec![row("ml", "a", 1), row("ml", "b", 2), row("other", "c", 9)];
-        hand.gpus[0].set_pods(Some(GpuPods { rows: shared, rest_bytes: None, processes: [(7, 0)].into() }));
-        let named = |hand: &Hand, gpu, job: Option<&JobId>, rank| {
+        set(&hand, 0, vec![row("a", 1), row("b", 2), row("c", 9)]);
+        let pods = |hand: &Hand, gpu, job: Option<&JobId>, rank| {
             let subject = Subject { gpu, job: job.cloned(), rank };
-            hand.view(|view| (&view).pods(&subject).iter().map(|name| name.pod.clone()).collect::<Vec<_>>())
+            let names = hand.view(|view| (&view).pods(&subject))?;
+            Some(names.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
-        let ours = JobId::new(Scope::of(Some("ml"), None), "train");
-        assert_eq!(named(&hand, Some(0), None, None), ["c", "b", "a"], "whoever holds most comes first");
-        assert_eq!(named(&hand, Some(0), Some(&ours), Some(0)), ["a"], "its process is in that pod");
-        assert_eq!(named(&hand, None, Some(&ours), Some(0)), ["a"]);
-        assert!(named(&hand, Some(0), Some(&ours), Some(1)).is_empty(), "one of two in its namespace");
-        assert!(named(&hand, Some(1), None, None).is_empty(), "the kubelet was not asked");
-        assert!(named(&hand, None, Some(&ours), None).is_empty(), "no GPU and no rank");
-        hand.gpus[0]
-            .set_pods(Some(GpuPods { rows: vec![row("ml", "b", 2), row("other", "c", 9)], ..GpuPods::default() }));
-        assert_eq!(named(&hand, None, Some(&ours), Some(1)), ["b"], "the only one of its namespace");
-        hand.gpus[1].set_pods(Some(GpuPods { rows: vec![row("x", "d", 2)], ..GpuPods::default() }));
-        let anyones = JobId::new(Scope::of(None, None), "train");
-        assert_eq!(named(&hand, Some(1), Some(&anyones), Some(0)), ["d"], "of a job without a namespace");
+        let [ours, users] =
+            [Scope::of(Some("ml"), None), Scope::of(None, Some("1000"))].map(|scope| JobId::new(scope, "train"));
+        let all = ["ml/c/main", "ml/b/main", "ml/a/main"].map(str::to_owned).to_vec();
+        assert_eq!(pods(&hand, Some(0), None, None), Some(all), "the one that holds most comes first");
+        let one = |name: &str| Some(vec![name.to_owned()]);
+        assert_eq!(pods(&hand, Some(0), Some(&ours), Some(0)), one("ml/a/main"), "its process is in that container");
+        assert_eq!(pods(&hand, None, Some(&ours), Some(0)), one("ml/a/main"));
+        assert_eq!(pods(&hand, Some(0), Some(&ours), Some(1)), one("ml/b"), "its process holds no memory yet");
+        assert_eq!(pods(&hand, Some(0), Some(&users), Some(0)), None, "anyone can say that a job runs on a pod's GPU");
+        assert_eq!(pods(&hand, None, Some(&ours), None), None, "of a job without a rank");
+        assert_eq!(pods(&hand, Some(1), None, None), None, "the kubelet was not asked");
+        // Of a GPU that is split, its instances have the pods.
+        hand.gpus[1].device.uuid = "GPU-1".into();
+        hand.gpus[2].device.parent_uuid = Some("GPU-1".into());
+        hand.gpus[2].device.uuid = "MIG-1".into();
+        set(&hand, 1, vec![]);
+        assert_eq!(pods(&hand, Some(1), None, None), None, "those of its instance are not known");
+        set(&hand, 2, vec![row("d", 1)]);
+        assert_eq!(pods(&hand, Some(1), None, None), one("ml/d/main"));
+        assert_eq!(pods(&hand, Some(2), None, None), one("ml/d/main"));
+        set(&hand, 2, vec![]);
+        assert_eq!(pods(&hand, Some(1), None, None), Some(vec![]), "no pod has it");
     }
 
     /// Any user can say that a job runs on any GPU.

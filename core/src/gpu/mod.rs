@@ -22,7 +22,7 @@ pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
 pub use means::{ActivityMeans, ActivityShares};
-pub use pods::{GpuPods, MOST_NAMED, PodName, PodRow};
+pub use pods::{GpuPods, MOST_NAMED, PodName, PodRow, most_first};
 pub use readings::{
     Activity, Fabric, Medium, NvLinkErrors, NvLinks, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow,
     THROTTLE_REASONS,

@@ -64,13 +64,26 @@ impl GpuPods {
         self.rows.get(*self.processes.get(&pid)?)
     }
 
-    /// The containers, the one that holds most memory first, and at most [`MOST_NAMED`].
+    /// The same containers without what they hold, which is not known any more.
     #[must_use]
-    pub fn names(&self) -> Vec<PodName> {
-        let mut rows: Vec<&PodRow> = self.rows.iter().collect();
-        rows.sort_by_key(|row| std::cmp::Reverse(row.used_bytes));
-        rows.into_iter().take(MOST_NAMED).map(|row| row.name.clone()).collect()
+    pub fn without_memory(&self) -> Self {
+        let row = |row: &PodRow| PodRow { used_bytes: None, ..row.clone() };
+        Self { rows: self.rows.iter().map(row).collect(), ..Self::default() }
     }
+}
+
+/// The names of these, each once, the one that holds most memory first, and at most [`MOST_NAMED`].
+#[must_use]
+pub fn most_first<'a>(rows: impl Iterator<Item = &'a PodRow>) -> Vec<PodName> {
+    let mut rows: Vec<&PodRow> = rows.collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.used_bytes));
+    let mut names: Vec<PodName> = Vec::new();
+    for row in rows {
+        if names.len() < MOST_NAMED && !names.contains(&row.name) {
+            names.push(row.name.clone());
+        }
+    }
+    names
 }
 
 #[cfg(test)]
@@ -88,11 +101,16 @@ mod tests {
             processes: [(7, 2), (8, 5)].into(),
             rest_bytes: None,
         };
-        assert_eq!(pods.names().iter().map(|name| &*name.pod).collect::<Vec<_>>(), ["c", "a", "b"]);
+        let named = |rows: &[PodRow]| most_first(rows.iter()).iter().map(|name| name.pod.clone()).collect::<Vec<_>>();
+        assert_eq!(named(&pods.rows), ["c", "a", "b"]);
+        let twice = [pods.rows.clone(), pods.rows.clone()].concat();
+        assert_eq!(named(&twice), ["c", "a", "b"], "each once, as of a GPU and its instances");
         assert_eq!(pods.of_process(7), pods.rows.get(2));
         assert_eq!((pods.of_process(8), pods.of_process(9)), (None, None));
-        let many = GpuPods { rows: vec![row("a", Some(1)); 40], ..GpuPods::default() };
-        assert_eq!(many.names().len(), MOST_NAMED);
+        let many: Vec<PodRow> = (0..40).map(|nth| row(&format!("pod-{nth}"), Some(nth))).collect();
+        assert_eq!((named(&many).len(), &*named(&many)[0]), (MOST_NAMED, "pod-39"));
+        let without = pods.without_memory();
+        assert_eq!((named(&without.rows), without.of_process(7)), (vec!["a".into(), "b".into(), "c".into()], None));
     }
 
     #[test]

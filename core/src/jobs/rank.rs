@@ -1,6 +1,6 @@
 //! One process of one job: what it has open, and what its events mean.
 
-use super::account::{Account, Reservation};
+use super::account::{Account, Owner, Pod, Reservation, Within};
 use super::event::{Attributes, Event, joined};
 use super::host_oom::{HostOom, is_host_oom};
 use super::oom::{FailedAllocation, is_failed_allocation};
@@ -174,6 +174,15 @@ impl Rank {
     pub(super) fn take_most(&mut self) -> Memory {
         let most = std::mem::take(&mut self.most);
         if self.memory_pid == self.pid { merge(self.memory, most) } else { Memory::default() }
+    }
+
+    /// The pod of the process that sent its first event, by the control group; `None` if it is in none, or that was not known.
+    #[must_use]
+    pub fn pod(&self) -> Option<&Pod> {
+        match &self.account().owner {
+            Owner::User { within: Within::Pod(pod), .. } => Some(pod),
+            _ => None,
+        }
     }
 
     /// The account of its owner.

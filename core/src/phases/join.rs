@@ -1,7 +1,7 @@
 //! The join of ended phases with memory, and what follows from each GPU's memory alone. It runs a few times a second.
 //!
-//! Enters: rings, and what jobs ended. Leaves: attributed phases in the ledger's log; and for each GPU its pressure and
-//! flushes. Invariant: it only reads rings, so that it can never make a tick late; and it takes
+//! Enters: rings, and what jobs ended. Leaves: attributed phases in the ledger's log; and for each GPU its pressure, its
+//! time with little free, and its flushes. Invariant: it only reads rings, so that it can never make a tick late; and it takes
 //! time as an argument, so that a replay of any speed gives what the live run gave.
 
 use super::rise::Rise;

@@ -127,7 +127,10 @@ impl BelowThreshold {
     pub fn longest_ns(&self, from_ns: i64) -> i64 {
         let second = from_ns.div_euclid(SECOND_NS);
         let ended = self.longest.iter().filter(|(ended, _)| *ended >= second).map(|(_, length_ns)| *length_ns);
-        let current = self.stretch.map(|(begin_ns, counted_ns)| counted_ns - begin_ns);
+        let current = self
+            .stretch
+            .filter(|(_, counted_ns)| *counted_ns >= from_ns)
+            .map(|(begin_ns, counted_ns)| counted_ns - begin_ns);
         ended.chain(current).max().unwrap_or(0)
     }
 }
@@ -173,6 +176,7 @@ mod tests {
     fn a_stretch_that_goes_on_counts_and_none_goes_on_over_a_gap() {
         let mut low = of(&[(0, Some(999))], 40_000);
         assert_eq!((totals(&low), longest(&low, 39_999)), ([40_000; 2], [40_000; 2]), "in whole");
+        assert_eq!(longest(&low, 40_001), [0, 0], "nothing is known of it since");
         low.push(40_000 * MS, None, Some(1_000));
         low.advance(90_000 * MS);
         assert_eq!((totals(&low), longest(&low, 40_000)), ([40_000; 2], [40_000; 2]));

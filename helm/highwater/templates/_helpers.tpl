@@ -84,11 +84,9 @@ Terms are alternatives, so each of the user's is combined with each of these two
 {{- end -}}
 
 {{/* Fails if the namespace enforces a Pod Security Standard that forbids these pods. Helm asks the cluster only when it installs or
-upgrades; an upgrade would otherwise end the old pods, and make no new ones. */}}
+upgrades; an upgrade would otherwise end the old pods, and make no new ones. Pods that no standard forbids cost no question, which takes
+the right to read namespaces. */}}
 {{- define "highwater.admitted" -}}
-{{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}
-{{- $enforced := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "privileged" ($namespace | default dict) -}}
-{{- if ne $enforced "privileged" -}}
 {{- $wanted := list -}}
 {{- if include "highwater.hostPID" . }}{{ $wanted = append $wanted "the node's processes (hostPID)" }}{{ end -}}
 {{- if include "highwater.kubelet" . }}{{ $wanted = append $wanted "the kubelet's socket (kubelet.enabled)" }}{{ end -}}
@@ -96,7 +94,10 @@ upgrades; an upgrade would otherwise end the old pods, and make no new ones. */}
 {{- if and .Values.captures.enabled .Values.captures.hostPath.enabled }}{{ $wanted = append $wanted "a folder of the node (captures.hostPath)" }}{{ end -}}
 {{- if eq .Values.nvidia.deviceList "volume-mounts" }}{{ $wanted = append $wanted "a mount of the node (nvidia.deviceList)" }}{{ end -}}
 {{- if .Values.hostNetwork }}{{ $wanted = append $wanted "the node's network (hostNetwork)" }}{{ end -}}
-{{- if $wanted -}}
+{{- if and $wanted .Values.checkNamespace -}}
+{{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace | default dict -}}
+{{- $enforced := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "privileged" $namespace -}}
+{{- if ne $enforced "privileged" -}}
 {{- fail (printf "the namespace %s enforces the Pod Security Standard `%s`, which forbids %s%s: label the namespace pod-security.kubernetes.io/enforce=privileged, or use profile `core`" .Release.Namespace $enforced (join ", " $wanted) (ternary " (profile `attribution`)" "" (eq .Values.profile "attribution"))) -}}
 {{- end -}}
 {{- end -}}
@@ -125,10 +126,18 @@ scrapeTimeout: {{ .Values.serviceMonitor.scrapeTimeout }}
 # A job's `namespace` is its own, and not the daemon's, which targets have. The daemon chooses the names of labels: no
 # job can bring one that is the target's, such as `job` or `instance`.
 honorLabels: true
-{{- with .Values.serviceMonitor.relabelings }}
 relabelings:
+  {{- with .Values.serviceMonitor.relabelings }}
   {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- end }}
+  # A series about a GPU without a pod must not get the daemon's own.
+  - action: labeldrop
+    regex: pod|container
+  {{- if .Values.serviceMonitor.pods }}
+  # As a ServiceMonitor names it, so that alerts and dashboards see no other job after a change between the two.
+  - targetLabel: job
+    replacement: {{ include "highwater.fullname" . }}
+  {{- end }}
 {{- with .Values.serviceMonitor.metricRelabelings }}
 metricRelabelings:
   {{- toYaml . | nindent 2 }}

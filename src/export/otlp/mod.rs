@@ -62,7 +62,6 @@ pub use producer::Producer;
 pub use queue::{Batch, Next, Queue};
 pub use raw::RawPoints;
 pub use reply::{LONGEST_WAIT, MOST_RESPONSE_BYTES, Reply};
-pub use resource::host_name;
 pub use run::{Exporter, GRACE};
 pub use settings::OtlpSettings;
 pub use stats::{Attempt, DropReason, OtlpStats, Signal};

@@ -4,6 +4,7 @@
 //! and leave `OTEL_RESOURCE_ATTRIBUTES` percent-encoded.
 
 use super::environment::Environment;
+use crate::machine::host_name;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
@@ -51,12 +52,6 @@ fn attributes_of(text: &str) -> Result<Vec<(String, String)>, String> {
         text.split(',').filter(|text| !text.trim().is_empty()).map(pair).collect::<Result<_, String>>()?;
     pairs.reverse();
     Ok(pairs)
-}
-
-/// The machine's name.
-pub fn host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 /// Undoes percent-encoding; `None` if it is malformed or not UTF-8.
