@@ -550,6 +550,12 @@ fn wanted(board: &str, title: &str, nth: usize, of: &Truth) -> Option<Wanted> {
         ("gpu-memory", "Peak of each interval", 0) => of.by_gpu(|gpu| gpu.recent[0]),
         ("gpu-memory", "Peak of each interval", 1) => One(most(of.gpus.iter().map(|gpu| gpu.usable))),
         ("gpu-memory", "Least free memory", 0) => of.by_gpu(|gpu| gpu.usable - gpu.recent[0]),
+        ("gpu-memory", "Pods now", 0 | 1) => {
+            Elsewhere("no kubelet is asked here: tests/it/kubelet.rs and tests/it/cluster.rs")
+        }
+        ("fleet", "GPUs with less than 1 GiB free for longer than 5 ms", 0..=2) => {
+            Elsewhere("the counters' own tests, promtool's, benches/fleet and tests/gpu/pods.py")
+        }
         ("gpu-memory", "Lowest use of each interval", 0) => of.by_gpu(|gpu| gpu.recent[2]),
         ("gpu-memory", "Memory now", 2 | 3) => Elsewhere("of the instant of a scrape: tests/it/prometheus.rs"),
         ("gpu-memory", "Memory now", 4) => of.by_gpu(|gpu| gpu.usable - gpu.window[0]),
@@ -621,7 +627,9 @@ fn wanted(board: &str, title: &str, nth: usize, of: &Truth) -> Option<Wanted> {
         ("training-job", "Phase duration", 0) => {
             Rows(&["phase"], of.by_phase(RECENT_S, |phases| mean(phases.iter().map(|one| one.seconds))))
         }
-        ("training-job", "Phase duration", 1) => Quantiles("phase", 0.99, durations_by_phase()),
+        ("training-job", "Phase duration", 1) | ("training-job", "Phase duration over all ranks", 0) => {
+            Quantiles("phase", 0.99, durations_by_phase())
+        }
         ("training-job", "Peak by phase", 0) => {
             Rows(&["phase"], of.by_phase(RECENT_S, |phases| most(phases.iter().map(|one| one.peak_bytes))))
         }
