@@ -86,6 +86,11 @@ helm_from_go() {
     GOBIN=$bin go install -ldflags='-s -w' "helm.sh/helm/v4/cmd/helm@v$HELM_VERSION"
 }
 
+# Downloads the Go module $1 (PATH@VERSION) and prints the folder of its source; fails where the proxy does not offer it.
+module_source() (
+    cd "$tools" && go mod download -json "$1" | sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p' | grep .
+)
+
 # The collector's builder writes a program of the modules that tests/otelcol/builder.yaml names, and go compiles it. By
 # default the builder first tidies the program's go.mod, which would fetch modules that only tests need.
 otelcol_from_go() {
@@ -119,9 +124,8 @@ prometheus_3_from_go() {
     have go || { note "Prometheus 3 is built by go, which is not here"; return 1; }
     note "building Prometheus $PROMETHEUS_3_VERSION (two minutes, once)"
     work=$(mktemp -d -p "$tools") &&
-        source=$(cd "$work" && go mod download -json "github.com/prometheus/prometheus@$PROMETHEUS_3_MODULE" |
-            sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p') &&
-        [ -n "$source" ] && cp -r "$source/." "$work" && chmod -R u+w "$work" &&
+        source=$(module_source "github.com/prometheus/prometheus@$PROMETHEUS_3_MODULE") &&
+        cp -r "$source/." "$work" && chmod -R u+w "$work" &&
         (cd "$work" && GOWORK=off go build -buildvcs=false -tags netgo,remove_all_sd \
             -ldflags="-s -w -X github.com/prometheus/common/version.Version=$PROMETHEUS_3_VERSION" \
             -o "$bin/prometheus-3" ./cmd/prometheus) &&
@@ -157,7 +161,7 @@ kubernetes_from_go() {
 }
 
 compile_kubernetes() (
-    cd "$1" && source=$(go mod download -json "k8s.io/kubernetes@v$KUBERNETES_VERSION" | sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p') &&
+    cd "$1" && source=$(module_source "k8s.io/kubernetes@v$KUBERNETES_VERSION") &&
         sed -e 's|^module .*|module cluster|' -e "s|=> ./staging/src/k8s.io/\(.*\)|=> k8s.io/\1 v$KUBELET_VERSION|" "$source/go.mod" >go.mod &&
         cp "$source/go.sum" . && chmod u+w go.sum && go mod edit "-require=k8s.io/kubernetes@v$KUBERNETES_VERSION" && go mod tidy -e &&
         CGO_ENABLED=0 go build -mod=mod -buildvcs=false -o "$2" -ldflags="-s -w \
@@ -182,16 +186,11 @@ linter_from_go() {
     local bin=$tools/dashboard-linter-$DASHBOARD_LINTER_VERSION work source
     if [ -x "$bin/dashboard-linter" ]; then return; fi
     have go || { note "the dashboards' linter is built by go, which is not here"; return 1; }
-    work=$(mktemp -d -p "$tools")
-    source=$(cd "$work" && go mod download -json "github.com/grafana/dashboard-linter@$DASHBOARD_LINTER_VERSION" 2>/dev/null |
-        sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p') || true
-    if [ -z "$source" ]; then
-        rm -rf "$work"
-        note "the Go module proxy does not offer the dashboards' linter"
-        return 1
-    fi
+    source=$(module_source "github.com/grafana/dashboard-linter@$DASHBOARD_LINTER_VERSION" 2>/dev/null) ||
+        { note "the Go module proxy does not offer the dashboards' linter"; return 1; }
     note "building the dashboards' linter $DASHBOARD_LINTER_VERSION (five minutes, once)"
-    cp -r "$source/." "$work" && chmod -R u+w "$work" &&
+    work=$(mktemp -d -p "$tools") &&
+        cp -r "$source/." "$work" && chmod -R u+w "$work" &&
         (cd "$work" && GOWORK=off go build -buildvcs=false -ldflags='-s -w' -o "$bin/dashboard-linter" .) &&
         rm -rf "$work"
 }

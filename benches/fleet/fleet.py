@@ -21,7 +21,6 @@ import json
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benches" / "gpu"))
+
+import measure  # noqa: E402
+
 STEP_S, HOUR, RECENT = 15, 240, 20
 QUESTION = "max by (instance, gpu, namespace, pod) (max_over_time(highwater:pod_gpu_memory_low_longest_seconds[1h])) > 0.005"
 # Families that some panel asks for over its whole range.
@@ -64,13 +67,6 @@ LONG, SHORT = 146, 99
 Labels = tuple[tuple[str, str], ...]
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
-
-
 def get(url: str, timeout: float = 120) -> bytes:
     with urllib.request.urlopen(url, timeout=timeout) as answer:
         text: bytes = answer.read()
@@ -78,26 +74,25 @@ def get(url: str, timeout: float = 120) -> bytes:
 
 
 @contextlib.contextmanager
-def running(command: list[str], ready: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
+def running(command: list[str], ready: str, log: Path) -> Iterator[None]:
+    """A program, once it answers at `ready`."""
+    child = measure.Child(command, log)
     try:
         for _ in range(1200):
             with contextlib.suppress(OSError):
                 get(ready, 5)
                 break
-            if process.poll() is not None:
-                raise SystemExit(f"{command[0]} ended: {log.read_text()[-2000:]}")
+            if not child.alive():
+                raise SystemExit(f"{command[0]} ended: {child.output()[-2000:]}")
             time.sleep(0.1)
-        yield process
+        yield
     finally:
-        process.terminate()
-        process.wait(60)
+        child.stop(60)
 
 
 def node_series(folder: Path, wanted: set[str], buckets: str) -> list[tuple[str, Labels, float]]:
     """The series of one node that the queries use."""
-    port = free_port()
+    port = measure.free_port()
     binary = os.environ.get("HIGHWATER", "highwater")
     scenario = ROOT / "tests" / "data" / "ten-phases.toml"
     settings = ["--listen", f"127.0.0.1:{port}", "--set", f"annotations.socket={folder / 'annotations.sock'}"]
@@ -175,7 +170,7 @@ def fleet(
                         yield mine, [hour[nth] for nth in seen], [lasted] * 4
             elif name.endswith("_total"):
                 values = [value + 100.0 * nth for nth in range(len(times))]
-            elif name.endswith("_bytes") or name.endswith("_ratio"):
+            elif name.endswith(("_bytes", "_ratio")):
                 values = [value * chance.uniform(0.9, 1.0) for _ in times]
             else:
                 values = [value] * len(times)
@@ -261,14 +256,14 @@ def main() -> None:
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
         print(f"Prometheus: blocks in {time.monotonic() - begun:.0f} s, {size(blocks) / samples:.2f} B a sample with the index")
         (folder / "prometheus.yml").write_text("global: {}\n")
-        port = free_port()
+        port = measure.free_port()
         url = f"http://127.0.0.1:{port}"
         command = [str(given.prometheus), f"--storage.tsdb.path={blocks}", f"--web.listen-address=127.0.0.1:{port}"]
         command += [f"--config.file={folder / 'prometheus.yml'}", "--storage.tsdb.retention.time=10d"]
         stack.enter_context(running(command, url + "/-/ready", folder / "prometheus.log"))
         engines["Prometheus"] = url
         if given.victoria_metrics:
-            port = free_port()
+            port = measure.free_port()
             url = f"http://127.0.0.1:{port}"
             store = folder / "victoria"
             command = [str(given.victoria_metrics), f"-storageDataPath={store}", f"-httpListenAddr=127.0.0.1:{port}"]

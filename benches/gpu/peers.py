@@ -17,7 +17,6 @@ import http.client
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -62,12 +61,6 @@ class Peer:
     seen: list[tuple[float, float]] = field(default_factory=list)
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def found(name: str, folder: Path | None) -> str | None:
     """The path of a peer's program."""
     own = folder / name if folder else None
@@ -80,7 +73,7 @@ def peers(machine: rig.Rig, folder: Path | None, dry_run: bool) -> tuple[list[Pe
     missing: list[str] = []
     source = ["--source", "sim"] if dry_run else []
     for rate, settings, scrapes in (("1,000 a second", [], 1.0), ("2,000 a second", ["--set", "sampling.period=500us"], 1.0)):
-        port = free_port()
+        port = measure.free_port()
         listen = ["--listen", f"127.0.0.1:{port}", "--annotations-socket", str(machine.folder / f"peer-{port}.sock")]
         here.append(Peer(
             "highwater", rate, [str(machine.highwater), "serve", *source, *listen, *settings], port=port, scrapes=scrapes,
@@ -100,7 +93,7 @@ def peers(machine: rig.Rig, folder: Path | None, dry_run: bool) -> tuple[list[Pe
         here.append(Peer("nvidia-smi", "-lms 1", [*query, "-lms", "1"], unit=MIB, lines=line))
     if exporter := found("nvitop-exporter", folder):
         for rate, interval in (("its own: 1 s", "1.0"), ("fastest: 0.25 s", "0.25")):
-            port = free_port()
+            port = measure.free_port()
             here.append(Peer(
                 "nvitop-exporter", rate, [exporter, "--port", str(port), "--interval", interval], readings=1 / float(interval),
                 port=port, values=re.compile(r'^gpu_memory_used_MiB\{[^}]*index="0"[^}]*\} (\S+)', re.M).findall, unit=MIB,
@@ -110,7 +103,7 @@ def peers(machine: rig.Rig, folder: Path | None, dry_run: bool) -> tuple[list[Pe
         missing.append("nvitop-exporter")
     if all_smi := found("all-smi", folder):
         for rate, interval in (("its own: 3 s", "3"), ("fastest: 1 s", "1")):
-            port = free_port()
+            port = measure.free_port()
             here.append(Peer(
                 "all-smi", rate, [all_smi, "api", "--port", str(port), "--interval", interval], readings=1 / float(interval),
                 port=port, values=re.compile(r'^all_smi_gpu_memory_used_bytes\{[^}]*index="0"[^}]*\} (\S+)', re.M).findall,
@@ -119,7 +112,7 @@ def peers(machine: rig.Rig, folder: Path | None, dry_run: bool) -> tuple[list[Pe
         missing.append("all-smi")
     if rezolus := found("rezolus", folder):
         for rate, scrapes in (("scraped each second", 1.0), ("scraped 50 times a second", 50.0)):
-            port = free_port()
+            port = measure.free_port()
             config = machine.folder / f"rezolus-{port}.toml"
             config.write_text(
                 f'[general]\nlisten = "127.0.0.1:{port}"\n[log]\nlevel = "error"\n[defaults]\nenabled = false\n'

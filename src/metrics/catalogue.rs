@@ -66,7 +66,7 @@ metrics! {
     GPU_MEMORY_LOW = Counter "highwater_gpu_memory_low_seconds_total" ["gpu", "uuid", "free_below"]
         "Time with less than `free_below` of the usable memory free (`metrics.free_below`), exact to a sample. Absent where the whole GPU has no more than that.";
     GPU_MEMORY_LOW_LONGEST = Gauge "highwater_gpu_memory_low_longest_seconds" ["gpu", "uuid", "free_below", "window"]
-        "The longest time without a break in which less than `free_below` was free, of those that lay at least partly in the sliding window, in whole; 0 if there was none.";
+        "The longest stretch in which less than `free_below` was free without a break. A stretch counts if any part of it lies in the sliding window, and with its whole length; 0 if there was none.";
     GPU_MEMORY_FLUSHES = Counter "highwater_gpu_memory_flushes_total" ["gpu", "uuid"]
         "Drops in memory in use, of at least 256 MiB and 1 % of the usable memory, half of which came back within 100 ms; on a nearly full GPU, of at least 256 MiB and more than was free, of which as much came back as had been free, or half. It is the sign that a framework's allocator flushed its cache.";
     GPU_UTILIZATION = Gauge "highwater_gpu_utilization_ratio" ["gpu", "uuid"]

@@ -114,7 +114,7 @@ pub(super) fn families(families: &Families, node: &Node, host: &str) -> Vec<Fami
 /// profile whose number the driver does not say: these are left out, as Prometheus would take one and drop the others.
 fn all_labels<'a>(node: &'a Node, host: &str) -> BTreeMap<&'a str, Labels> {
     let all: Vec<_> = node.gpus.iter().map(|gpu| (&*gpu.device.uuid, labels(gpu, node, host))).collect();
-    // Without the pod: of two instances, one with a pod and one without would be told apart by it alone.
+    // The pod's labels do not count: they would be the only difference between an instance with a pod and one without.
     let device = |labels: &Labels| labels.iter().take(LABELS.len() - 3).cloned().collect::<Vec<_>>();
     let is_alone = |own: &Labels| all.iter().filter(|(_, other)| device(other) == device(own)).count() == 1;
     all.iter().filter(|(_, own)| is_alone(own)).cloned().collect()

@@ -115,11 +115,11 @@ fn derived(node: &Node, position: usize, view: &View, out: &mut Families) {
 
 fn low(low: &LowMemory, usable_bytes: u64, view: &View, out: &mut Families) {
     let from_ns = view.now_ns - LONGEST_WINDOW_S * SECOND_NS - WINDOW_SLACK_NS;
+    // Of a GPU without a reading in the window its longest stretch is not known.
+    let is_known = view.ring.newest_ns().is_some_and(|newest_ns| newest_ns >= from_ns);
     for level in low.levels().iter().filter(|level| level.free_below_bytes < usable_bytes) {
         let labels = view.labels.with(Arc::<str>::from(exact_bytes(level.free_below_bytes)));
         out.number(&c::GPU_MEMORY_LOW, &labels, Some(seconds(level.total_ns)));
-        // Of a GPU without a reading in the window it is not known.
-        let is_known = view.ring.newest_ns().is_some_and(|newest_ns| newest_ns >= from_ns);
         let longest = is_known.then(|| seconds(level.longest_ns(from_ns)));
         out.number(&c::GPU_MEMORY_LOW_LONGEST, labels.with(LONGEST_WINDOW), longest);
     }

@@ -156,8 +156,14 @@ def main() -> None:
             rows.append(("two pods have their memory", f"after {took:.1f} s" if took else why, took is not None))
             driver, ours = of_driver(), pods_of(to)
             for pod, process in (("ml/trainer", trainer), ("serving/stowaway", stowaway)):
-                told, held = driver.get(process.pid, 0), ours.get(pod, 0.0)
-                rows.append((f"memory of {pod}", f"{held / MIB:.0f} MiB, nvidia-smi {told / MIB:.0f}", abs(held - told) <= MIB))
+                by_driver, by_us = driver.get(process.pid, 0), ours.get(pod, 0.0)
+                rows.append(
+                    (
+                        f"memory of {pod}",
+                        f"{by_us / MIB:.0f} MiB, nvidia-smi {by_driver / MIB:.0f}",
+                        abs(by_us - by_driver) <= MIB,
+                    )
+                )
             rest = values(to, "highwater_gpu_memory_outside_pods_bytes").get("", 0.0)
             used = values(to, "highwater_gpu_memory_used_bytes").get("", 1.0)
             held, apart = sum(ours.values()), (sum(ours.values()) + rest - used) / used

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -55,9 +54,7 @@ def start(script: str, to: Any, job: str, *arguments: str, **environment: str) -
 
 def start_two(script: str, to: Any, job: str, *arguments: str) -> list[subprocess.Popen[str]]:
     """Starts a script as both ranks of a job, which meet at a port of their own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(measure.free_port())
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_NVLS_ENABLE": "0"}
     return [start(script, to, job, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
 

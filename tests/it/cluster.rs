@@ -75,8 +75,8 @@ fn a_namespace_that_forbids_a_profile_keeps_its_pods(cluster: &Cluster) {
     cluster.helm_plain(&["uninstall", "core", "--namespace", "restricted", "--wait"]);
 }
 
-/// The rows of a metric of pods: the GPU's UUID, namespace, pod, container; and the value.
-fn rows(cluster: &Cluster, metric: &str) -> Vec<([String; 4], f64)> {
+/// The rows of a metric of pods, each as `UUID namespace/pod/container`, and the value.
+fn rows(cluster: &Cluster, metric: &str) -> Vec<(String, f64)> {
     let Some(metrics) = cluster.metrics() else { return Vec::new() };
     let start = format!("{metric}{{");
     let label = |line: &str, name: &str| {
@@ -84,23 +84,15 @@ fn rows(cluster: &Cluster, metric: &str) -> Vec<([String; 4], f64)> {
         rest.and_then(|(_, rest)| rest.split_once('"')).map(|(value, _)| value.to_owned()).unwrap_or_default()
     };
     let row = |line: &str| {
-        let labels = ["uuid", "namespace", "pod", "container"].map(|name| label(line, name));
-        Some((labels, line.rsplit_once(' ')?.1.parse().ok()?))
+        let [uuid, namespace, pod, container] = ["uuid", "namespace", "pod", "container"].map(|name| label(line, name));
+        Some((format!("{uuid} {namespace}/{pod}/{container}"), line.rsplit_once(' ')?.1.parse().ok()?))
     };
-    let mut rows: Vec<_> = metrics.lines().filter(|line| line.starts_with(&start)).filter_map(row).collect();
-    rows.sort_by(|a, b| a.0.cmp(&b.0));
-    rows
+    metrics.lines().filter(|line| line.starts_with(&start)).filter_map(row).collect()
 }
 
-/// Which pods have which GPU, as `UUID namespace/pod/container`.
+/// Which pods have which GPU.
 fn named(cluster: &Cluster) -> BTreeSet<String> {
-    let text =
-        |([uuid, namespace, pod, container], _): ([String; 4], f64)| format!("{uuid} {namespace}/{pod}/{container}");
-    rows(cluster, "highwater_gpu_pod_info").into_iter().map(text).collect()
-}
-
-fn set(rows: &[&str]) -> BTreeSet<String> {
-    rows.iter().map(|row| (*row).to_owned()).collect()
+    rows(cluster, "highwater_gpu_pod_info").into_iter().map(|(row, _)| row).collect()
 }
 
 fn every_share_of_every_gpu_is_named_and_its_memory_adds_up(cluster: &Cluster) {
@@ -155,10 +147,8 @@ fn every_share_of_every_gpu_is_named_and_its_memory_adds_up(cluster: &Cluster) {
         expected.iter().map(|(uuid, pod, gib)| (format!("{uuid} {pod}"), gib * GIB)).collect();
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of one GPU")]
     let held = || -> BTreeSet<(String, u64)> {
-        let text = |([uuid, namespace, pod, container], bytes): ([String; 4], f64)| {
-            (format!("{uuid} {namespace}/{pod}/{container}"), bytes as u64)
-        };
-        rows(cluster, "highwater_pod_gpu_memory_used_bytes").into_iter().map(text).collect()
+        let held = rows(cluster, "highwater_pod_gpu_memory_used_bytes").into_iter();
+        held.map(|(row, bytes)| (row, bytes as u64)).collect()
     };
     eventually(WITHIN, "each pod's memory", || (held() == expected).then_some(()));
     // What pods hold, and what none holds, is what is in use.
@@ -166,7 +156,7 @@ fn every_share_of_every_gpu_is_named_and_its_memory_adds_up(cluster: &Cluster) {
     #[allow(clippy::cast_precision_loss, reason = "bytes of one GPU")]
     for (uuid, used) in [(&*whole, 41 * GIB), ("GPU-1", 60 * GIB), (&*slice, 9 * GIB)] {
         let of_pods: u64 = expected.iter().filter(|(row, _)| row.starts_with(uuid)).map(|(_, bytes)| bytes).sum();
-        let outside = rest.iter().find(|(labels, _)| labels[0] == uuid).expect(uuid).1;
+        let outside = rest.iter().find(|(row, _)| row.split(' ').next() == Some(uuid)).expect(uuid).1;
         let apart = (of_pods as f64 + outside - used as f64).abs() / used as f64;
         assert!(apart < 0.01, "{uuid}: {of_pods} + {outside} of {used}");
     }
@@ -187,8 +177,7 @@ fn every_share_of_every_gpu_is_named_and_its_memory_adds_up(cluster: &Cluster) {
     cluster.set_gpus(&gpus);
     eventually(WITHIN, "the end of a pod", || (!named(cluster).contains("GPU-1 serving/half/main")).then_some(()));
     eprintln!("a deleted pod is gone after {:.1} s", begun.elapsed().as_secs_f64());
-    cluster.kubectl(&["delete", "pods", "--all", "--namespace", "ml", "--grace-period=0", "--force"]);
-    cluster.kubectl(&["delete", "pods", "--all", "--namespace", "serving", "--grace-period=0", "--force"]);
+    ["ml", "serving"].into_iter().for_each(|namespace| cluster.delete_pods(namespace));
     cluster.set_gpus(&node::gpus());
     eventually(WITHIN, "the end of all pods", || named(cluster).is_empty().then_some(()));
 }
@@ -203,7 +192,7 @@ fn fifty_pods_at_once_are_named_and_gone(cluster: &Cluster) {
     eventually(WITHIN, "50 pods", || (named(cluster) == expected).then_some(()));
     eprintln!("50 pods named {:.1} s after they were created", begun.elapsed().as_secs_f64());
     let begun = Instant::now();
-    cluster.kubectl(&["delete", "pods", "--all", "--namespace", "ml", "--grace-period=0", "--force"]);
+    cluster.delete_pods("ml");
     eventually(WITHIN, "the end of 50 pods", || named(cluster).is_empty().then_some(()));
     eprintln!("50 deleted pods gone after {:.1} s", begun.elapsed().as_secs_f64());
 }
@@ -225,7 +214,6 @@ fn jobs_of_one_name_in_two_namespaces_are_two(cluster: &Cluster) {
         (ml == "GPU-1" && ["GPU-0", "GPU-3"].contains(&serving.as_str())).then_some(())
     });
     eprintln!("two jobs of one name have their GPUs after {:.1} s", begun.elapsed().as_secs_f64());
-    // What is found about a job's rank is about its pod.
     let metrics = cluster.metrics().expect("metrics");
     for namespace in ["ml", "serving"] {
         let series = format!("namespace=\"{namespace}\"");
@@ -248,14 +236,12 @@ fn names_stay_while_the_kubelet_and_the_daemon_restart(cluster: &Cluster) {
     });
     eprintln!("a pod is named {:.1} s after the kubelet was restarted", begun.elapsed().as_secs_f64());
     let with_it = named(cluster);
-    cluster.kubectl(&["delete", "pod", "--namespace", "monitoring", "--all", "--grace-period=0", "--force"]);
+    cluster.delete_pods("monitoring");
     let begun = Instant::now();
     eventually(WITHIN, "the same names from a new daemon", || (named(cluster) == with_it).then_some(()));
     eprintln!("a new daemon has all names {:.1} s after the old one was killed", begun.elapsed().as_secs_f64());
-    for namespace in ["ml", "serving"] {
-        cluster.kubectl(&["delete", "pods", "--all", "--namespace", namespace, "--grace-period=0", "--force"]);
-    }
-    assert_eq!(set(&[]), eventually(WITHIN, "no pods", || named(cluster).is_empty().then(BTreeSet::new)));
+    ["ml", "serving"].into_iter().for_each(|namespace| cluster.delete_pods(namespace));
+    eventually(WITHIN, "no pods", || named(cluster).is_empty().then_some(()));
 }
 
 /// The GPU operator's label, with another value than "true", asks every client of the driver to leave.

@@ -2,6 +2,7 @@
 //!
 //! Not covered: a cluster. That the daemon accepts the arguments and settings that the chart renders is covered.
 
+use crate::process::said;
 use crate::{daemon, tools};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -540,10 +541,6 @@ fn chart() -> PathBuf {
 
 fn run(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
 fn kinds(objects: &[Value]) -> Vec<&str> {

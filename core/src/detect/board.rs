@@ -11,6 +11,7 @@ use super::incident::{Cause, Incident, Incidents};
 use super::names::Names;
 use super::tally::{Counted, Incurred, Lost, Productive, SubjectCounts};
 use crate::clock::SECOND_NS;
+use crate::gpu::PodName;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
 use crate::scope::Scope;
@@ -126,21 +127,8 @@ impl Board {
             }
             self.next_id += 1;
             let id = self.next_id;
-            let first = Said::of(&sign, now_ns);
-            let (incident, ended_ns) = (0, None);
             let pods = names.pods(&sign.subject).unwrap_or_default();
-            let mut finding = Finding {
-                id,
-                incident,
-                gpu,
-                pods,
-                first,
-                sign,
-                raised_ns: now_ns,
-                seen_ns: now_ns,
-                ended_ns,
-                signs: 1,
-            };
+            let mut finding = Finding::raised(id, gpu, pods, sign, now_ns);
             let is_news = self.book.place(&mut finding, now_ns, &mut change);
             self.book.lose(finding.incident, lost_ns, now_ns);
             self.raised.add(Counted::of(&finding), 1, now_ns);
@@ -320,6 +308,12 @@ impl Finding {
         self.sign.subject.owner()
     }
 
+    /// As its first sign has it, in no incident yet.
+    fn raised(id: u64, gpu: Option<(String, String)>, pods: Vec<PodName>, sign: Sign, now_ns: i64) -> Self {
+        let (incident, first, ended_ns) = (0, Said::of(&sign, now_ns), None);
+        Self { id, incident, gpu, pods, first, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns, signs: 1 }
+    }
+
     fn prolong(&mut self, sign: Sign, now_ns: i64) {
         let before = &self.sign;
         let severity = before.severity.max(sign.severity);
@@ -338,7 +332,6 @@ impl Finding {
 mod tests {
     use super::super::finding::{Certainty, Text};
     use super::*;
-    use crate::gpu::PodName;
 
     /// Every GPU has this pod, or none is known.
     struct Named(Option<&'static str>);

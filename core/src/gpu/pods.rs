@@ -3,7 +3,6 @@
 //! Enters: what the engine learned from the kubelet and from control groups. Leaves: names for findings, metrics and pages.
 //! Invariant: what is unknown is `None`, never 0.
 
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -11,7 +10,7 @@ use std::fmt;
 pub const MOST_NAMED: usize = 8;
 
 /// A container of a pod, as Kubernetes names it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName {
     /// The pod's namespace.
     pub namespace: String,

@@ -121,8 +121,8 @@ impl BelowThreshold {
         }
     }
 
-    /// The longest stretch of those that went on or ended since `from_ns`, at most a window ago, in whole: also the part that
-    /// lies before. Nanoseconds; 0 if there was none. Exact to a second in what counts as since.
+    /// The length of the longest stretch that ended at `from_ns` or later, or has not ended; nanoseconds, and 0 if there is none. A
+    /// stretch that began earlier counts from its begin. `from_ns` lies at most one window back, and counts to the second.
     #[must_use]
     pub fn longest_ns(&self, from_ns: i64) -> i64 {
         let second = from_ns.div_euclid(SECOND_NS);

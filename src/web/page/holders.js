@@ -48,6 +48,9 @@ function holders(feed, gpu) {
 // `research/llama-0 (trainer)`.
 const podName = ({ namespace, pod, container }) => `${namespace}/${pod}${container ? ` (${container})` : ""}`;
 
+// `pod research/llama-0 (trainer)`, or several.
+const podsText = (pods) => `${pods.length === 1 ? "pod" : "pods"} ${pods.map(podName).join(", ")}`;
+
 // The pods that have a GPU, in a sentence; none where the kubelet is not asked, and of a GPU whose MIG instances have them.
 function podsPart(feed, gpu) {
   if (!gpu.pods || [...feed.gpus.values()].some(({ parent }) => parent === gpu.uuid)) return [];

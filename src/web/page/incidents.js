@@ -47,7 +47,7 @@ const followedOf = ({ findings }) => findings.filter(({ current }) => current).s
 function markdown(incident) {
   const { what, why, advice, severity, certainty, job, ranks, gpus, pods, waiting_ranks: waiting, ended_unix_nano: ended } = incident;
   const whose = [job === null ? null : `job ${job}${ranks.length ? ` ${numbered("rank", ranks)}` : ""}`, gpus.length ? `GPU ${gpus.map(({ gpu }) => gpu).join(", ")}` : null,
-    pods.length ? `${pods.length === 1 ? "pod" : "pods"} ${pods.map(podName).join(", ")}` : null,
+    pods.length ? podsText(pods) : null,
     waiting.length ? `${numbered("rank", waiting)} ${waiting.length === 1 ? "waits" : "wait"}` : null].filter((text) => text !== null);
   const state = ended === null ? "going on" : `over ${when(ended)}`;
   return [`**${what}**`, "", ...followedOf(incident).map((text) => `- ${text}`), `- ${severity}, ${certainty}, ${oftenOf(incident)}, ${state}`,

@@ -44,8 +44,8 @@ function jobTable(feed) {
   return table("Jobs", ["job", "owner", "ranks here", "of", "GPUs", "step", "last heard"], rows, 2, true);
 }
 
-// The pods of a finding or an incident: ` · pod research/llama-0 (trainer)`.
-const inPods = (pods) => pods.length === 0 ? null : ` · ${pods.length === 1 ? "pod" : "pods"} ${pods.map(podName).join(", ")}`;
+// The pods of a finding or an incident, after what else it concerns.
+const inPods = (pods) => pods.length === 0 ? null : ` · ${podsText(pods)}`;
 
 // A finding with its advice. `show` shows it on the chart; null if there is no chart.
 function findingPanel(feed, found, show) {

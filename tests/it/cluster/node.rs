@@ -2,7 +2,7 @@
 
 use crate::buildah::Buildah;
 use crate::fake_nvml;
-use crate::process::Process;
+use crate::process::{Process, said};
 use crate::tools;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -230,6 +230,11 @@ impl Cluster {
         self.get("/metrics")
     }
 
+    /// Ends all pods of a namespace at once.
+    pub fn delete_pods(&self, namespace: &str) {
+        self.kubectl(&["delete", "pods", "--all", "--namespace", namespace, "--grace-period=0", "--force"]);
+    }
+
     /// The process of a pod's container, by the word in its command line.
     pub fn pid(&self, word: &str) -> u32 {
         let found = self.checked(Path::new("pgrep"), &["--full", "--newest", &format!(" {word}$")]);
@@ -280,8 +285,4 @@ fn images(buildah: &Buildah, installed: &Path, folder: &Path) {
     .expect("written");
     buildah.build_in(&context, &[], PODS).save(&images.join("pods.tar"));
     std::fs::remove_dir_all(context).expect("removed");
-}
-
-fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
