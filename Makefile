@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo rules test test-peers test-cluster advisories lint map bench instructions fuzz mutants soak chaos gpu image clean tools-peers tools-cluster tools-lint tools-fuzz tools-mutants
+.PHONY: help demo rules classic test test-peers test-cluster advisories lint map bench instructions fuzz mutants soak chaos gpu image clean tools-peers tools-cluster tools-lint tools-fuzz tools-mutants
 
 include tests/tools.env
 TOOLS := target/tools
@@ -22,12 +22,15 @@ demo: ## Run a simulated 4-GPU node with two training jobs; prints what to open
 	cargo run --locked --profile demo -- demo
 
 # The repository has no address of its own, so the rules name the page of each runbook, and this makes links of the names.
+LINKED = @[[ "$(RUNBOOKS)" =~ ^https?:// ]] || { echo "$@: set RUNBOOKS to the address of this repository or of a copy of it" >&2; exit 1; }
+LINK = sed -i 's|^\( *\)runbook: docs/|\1runbook_url: $(RUNBOOKS:/=)/docs/|'
 rules: ## Write the alert rules to target/alerts with links to runbooks below RUNBOOKS=https://git.example/highwater
-	@[[ "$(RUNBOOKS)" =~ ^https?:// ]] || { echo "rules: set RUNBOOKS to the address of this repository or of a copy of it" >&2; exit 1; }
-	@mkdir -p target/alerts
-	@for file in dashboards/alerts/*.yaml; do \
-		sed 's|^\( *\)runbook: docs/|\1runbook_url: $(RUNBOOKS:/=)/docs/|' "$$file" >"target/alerts/$${file##*/}"; \
-	done
+	$(LINKED)
+	@mkdir -p target/alerts && cp dashboards/alerts/*.yaml target/alerts && $(LINK) target/alerts/*.yaml
+
+classic: ## The same for engines without native histograms, such as VictoriaMetrics, with dashboards: to target/classic
+	$(LINKED)
+	@python3 -B dashboards/generate.py --classic target/classic && $(LINK) target/classic/alerts/*.yaml
 
 # The dev profile (opt-level 1) is the one that `cargo build` and editors use, so nothing is compiled twice.
 # Each part runs whatever became of those before it; the target fails if one did.

@@ -210,9 +210,9 @@ def _jobs():
 
 
 def _full():
-    share = fullness(NODE, RECENT)
-    return lines("How full the GPUs are", "The highest use within each interval as a share of what jobs can have: the fullest "
-                 "GPU, the fullest tenth, and the median GPU.",
+    share = f"max_over_time(highwater:gpu_memory_used_ratio:max1m{{{NODE}}}[{RECENT}])"
+    return lines("How full the GPUs are", "The highest use of each minute as a share of what jobs can have: the fullest "
+                 "GPU, the fullest tenth, and the median GPU. Unknown if Prometheus has not loaded the rules.",
                  [query(f"max({share})", "fullest"), query(f"quantile(0.9, {share})", "fullest tenth"),
                   query(f"quantile(0.5, {share})", "median")], "percentunit", maximum=1,
                  steps=[(0.97, ORANGE), (0.99, RED)], draw_steps=True)

@@ -222,7 +222,7 @@ def _rare():
 
 def _rare_of_all():
     return lines("Phase duration over all ranks", "99th percentile of each phase over every rank and node of the job, whichever ranks are selected, "
-                 f"of the last five minutes. {queries.GUARANTEE}",
+                 f"of the last five minutes. Unknown if Prometheus has not loaded the rules. {queries.GUARANTEE}",
                  [query(queries.phase_quantile_of_jobs(0.99, queries.JOB + ',phase=~"$phase"'), "{{phase}}")], "s", legend="right",
                  calcs=["max"], span=True)
 

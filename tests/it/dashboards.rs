@@ -10,7 +10,7 @@ use crate::scraper::{Sample, Scraper};
 use crate::tools;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -245,6 +245,42 @@ fn they_are_what_the_generator_writes() {
         .output()
         .expect("python3 runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What an engine without native histograms gets: the dashboards and the rules, in a folder.
+pub fn classic(folder: &Path) {
+    let mut write = Command::new("python3");
+    let output = write
+        .args(["-B", "dashboards/generate.py", "--classic"])
+        .arg(folder)
+        .current_dir(tools::root())
+        .output()
+        .expect("python3 runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn without_native_histograms_nothing_asks_for_their_sums() {
+    let folder = tempfile::tempdir().expect("a folder");
+    classic(folder.path());
+    for (written, source) in [(folder.path().to_owned(), ""), (folder.path().join("alerts"), "alerts")] {
+        let mut changed = 0;
+        for file in std::fs::read_dir(&written).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+            let Some(name) = file.file_name().filter(|_| file.is_file()) else { continue };
+            let text = std::fs::read_to_string(&file).expect("readable");
+            let before =
+                std::fs::read_to_string(tools::root().join("dashboards").join(source).join(name)).expect("a source");
+            assert!(!text.contains("histogram_sum") && !text.contains("histogram_count"), "{}", file.display());
+            // What remains is the classic form, with its parentheses and the rest of the expression.
+            assert_eq!(before.matches("_sum{").count(), text.matches("_sum{").count(), "{}", file.display());
+            assert_eq!(
+                text.matches('(').count(),
+                text.matches(')').count() + before.matches('(').count() - before.matches(')').count()
+            );
+            changed += usize::from(text != before);
+        }
+        assert!(changed > 0, "{}: something reads both", written.display());
+    }
 }
 
 /// The texts of findings are not in Prometheus, so the dashboards have them. A new kind must not be forgotten there.

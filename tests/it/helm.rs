@@ -5,6 +5,7 @@
 use crate::process::said;
 use crate::{daemon, tools};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use yaml_rust2::{Yaml, YamlLoader};
@@ -414,6 +415,34 @@ fn a_packaged_chart_has_the_dashboards_and_the_alerts() {
     assert_eq!(one(&objects, "PrometheusRule")["spec"]["groups"], json!(groups_of_alerts()));
     let dashboards = objects.iter().filter(|object| object["metadata"]["labels"]["grafana_dashboard"] == "1");
     assert_eq!(dashboards.count(), crate::dashboards::files().len());
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn without_native_histograms_it_renders_what_make_classic_writes() {
+    let Some(objects) =
+        render("{nativeHistograms: false, prometheusRule: {enabled: true}, dashboards: {enabled: true}}")
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    crate::dashboards::classic(folder.path());
+    let read = |path: &Path| std::fs::read_to_string(path).expect("written");
+    let written: Vec<Value> = crate::alerts::files()
+        .iter()
+        .flat_map(|file| {
+            let text = read(&folder.path().join("alerts").join(file.file_name().expect("a name")));
+            documents(&text)[0]["groups"].as_array().expect("groups").clone()
+        })
+        .collect();
+    assert_eq!(one(&objects, "PrometheusRule")["spec"]["groups"], json!(written));
+    assert_ne!(written, groups_of_alerts(), "it leaves something out");
+    for file in crate::dashboards::files() {
+        let name = file.file_name().and_then(OsStr::to_str).expect("a name");
+        let rendered =
+            objects.iter().find_map(|object| object["data"][format!("highwater-{name}")].as_str()).expect("rendered");
+        assert_eq!(rendered.trim_end(), read(&folder.path().join(name)).trim_end(), "{name}");
+    }
 }
 
 /// The groups of every rule file, in the order in which Helm renders them.

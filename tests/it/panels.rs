@@ -627,8 +627,9 @@ fn wanted(board: &str, title: &str, nth: usize, of: &Truth) -> Option<Wanted> {
         ("training-job", "Phase duration", 0) => {
             Rows(&["phase"], of.by_phase(RECENT_S, |phases| mean(phases.iter().map(|one| one.seconds))))
         }
-        ("training-job", "Phase duration", 1) | ("training-job", "Phase duration over all ranks", 0) => {
-            Quantiles("phase", 0.99, durations_by_phase())
+        ("training-job", "Phase duration", 1) => Quantiles("phase", 0.99, durations_by_phase()),
+        ("training-job", "Phase duration over all ranks", 0) => {
+            Elsewhere("of five minutes: promtool's tests of the rule and of its quantile")
         }
         ("training-job", "Peak by phase", 0) => {
             Rows(&["phase"], of.by_phase(RECENT_S, |phases| most(phases.iter().map(|one| one.peak_bytes))))
@@ -827,8 +828,9 @@ fn row_of<'a>(known: &[&'a Sample], labels: &[&str], names: &[String]) -> Option
 fn configuration(nodes: &[String], lines: &str) -> String {
     let targets: Vec<String> = nodes.iter().map(|address| format!("{address:?}")).collect();
     format!(
-        "global: {{scrape_interval: 5s, scrape_timeout: 5s}}\n\
+        "global: {{scrape_interval: 5s, scrape_timeout: 5s, evaluation_interval: 5s}}\nrule_files: [{:?}]\n\
          scrape_configs:\n  - job_name: highwater\n    static_configs: [{{targets: [{}]}}]\n{lines}",
+        tools::root().join("dashboards/alerts/recording.yaml"),
         targets.join(", ")
     )
 }

@@ -222,3 +222,12 @@ selector:
 {{ toYaml $config }}
 {{- end -}}
 {{- end -}}
+
+{{- /* PromQL in a text, as the engine knows it: dashboards/generate.py's `classic`. */}}
+{{- define "highwater.histograms" -}}
+{{- if .root.Values.nativeHistograms -}}
+{{ .text }}
+{{- else -}}
+{{ regexReplaceAll "histogram_(sum|count)\\([a-z_]+\\([^()]*\\)\\)\\s+or\\s+" .text "" }}
+{{- end -}}
+{{- end -}}
