@@ -21,7 +21,7 @@ use highwater_core::phases::FREE_BELOW;
 use highwater_core::{detect, ring};
 use highwater_engine::node::Periods;
 use highwater_engine::offline;
-use highwater_engine::place::kubelet;
+use highwater_engine::place::{kubelet, slurm};
 use highwater_engine::recording::Part;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -71,6 +71,8 @@ pub struct Settings {
     pub limits: Limits,
     /// How to ask the kubelet for the GPUs of pods.
     pub kubelet: kubelet::KubeletSettings,
+    /// How to find Slurm's jobs, where no kubelet is asked.
+    pub slurm: slurm::SlurmSettings,
     /// Where control groups are mounted; `None` to read none.
     pub cgroups: Option<PathBuf>,
     /// How captures are taken and kept.
@@ -118,6 +120,7 @@ impl Default for Settings {
             web_hosts: Hosts::default(),
             limits,
             kubelet: kubelet::KubeletSettings::default(),
+            slurm: slurm::SlurmSettings::default(),
             cgroups: Some("/sys/fs/cgroup".into()),
             captures: capture::CaptureSettings::default(),
             free_below: vec![FREE_BELOW],

@@ -39,7 +39,7 @@ use highwater_engine::files::Folder;
 use highwater_engine::intake::Intake;
 use highwater_engine::place::kubelet::Kubelet;
 use listeners::{Listeners, Servers};
-use parts::{ask_kubelet, intake, scenario, state};
+use parts::{intake, scenario, state, watch_workloads};
 use playback::Playback;
 pub use readers::Readers;
 pub use recording::{OutputFormat, Recording, Unrecorded};
@@ -109,7 +109,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     // Started first, because its settings may be wrong.
     let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     sockets.serve(&shared.intake, &stop, &mut threads)?;
-    ask_kubelet(&live, &shared.state, &stop, &mut threads)?;
+    watch_workloads(&shared.settings, &live, &shared.state, &stop, &mut threads)?;
     let stopped = Arc::clone(&stop);
     let captures = captures.map(|captures| spawn("hw-capture", move || captures.run(&stopped)));
     threads.extend(captures.transpose()?);

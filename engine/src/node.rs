@@ -8,7 +8,7 @@ use crate::footprint::Footprint;
 use crate::sample::{Sampler, TickStats};
 use arc_swap::ArcSwapOption;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::{ChangeLog, Device, Energy, GpuPods, GpuState, Health, Medium, THROTTLE_REASONS, Xid};
+use highwater_core::gpu::{ChangeLog, Device, Energy, GpuState, GpuWorkloads, Health, Medium, THROTTLE_REASONS, Xid};
 use highwater_core::phases::{Derived, Join, Ledger};
 use highwater_core::ring;
 #[cfg(any(test, feature = "testing"))]
@@ -65,7 +65,7 @@ impl Node {
                 gpu.set_throttled_ns(counted.throttled_ns);
                 gpu.energy = counted.energy.go_on();
                 // Until the kubelet's next list: its devices are the same.
-                gpu.set_pods(counted.pods.as_deref().map(GpuPods::without_memory));
+                gpu.set_workloads(counted.pods.as_deref().map(GpuWorkloads::without_memory));
             }
             gpu
         };
@@ -120,7 +120,10 @@ impl Node {
         let of = |(position, gpu): (usize, &GpuState)| {
             let (xids, throttled_ns, energy) = (gpu.xids(), gpu.throttled_ns(), gpu.energy.go_on());
             let derived = self.join.derived(position);
-            (gpu.device.uuid.clone(), CountedOfGpu { away: 0, xids, throttled_ns, energy, derived, pods: gpu.pods() })
+            (
+                gpu.device.uuid.clone(),
+                CountedOfGpu { away: 0, xids, throttled_ns, energy, derived, pods: gpu.workloads() },
+            )
         };
         Counted {
             calls: Arc::clone(&self.calls),
@@ -208,7 +211,7 @@ struct CountedOfGpu {
     throttled_ns: [u64; THROTTLE_REASONS.len()],
     energy: Energy,
     derived: Derived,
-    pods: Option<Arc<GpuPods>>,
+    pods: Option<Arc<GpuWorkloads>>,
 }
 
 /// How often each lane reads, nanoseconds.

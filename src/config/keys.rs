@@ -111,6 +111,10 @@ keys! {
         |s, v| { s.kubelet.socket = path_or_none(v); Ok(()) };
     "kubelet.container_logs" = "/var/log/containers", "The folder with a link for each container's log; the daemon finds the pod of a process in it.",
         |s, v| { s.kubelet.container_logs = path(v).ok_or("is empty")?; Ok(()) };
+    "slurm.steps" = "true", "Whether to name the Slurm step of each process that holds memory on a GPU, by its control group. Not where `kubelet.socket` is set.",
+        |s, v| { s.slurm.steps = boolean(v)?; Ok(()) };
+    "slurm.job_map" = "", "A folder in which Slurm's prolog names the jobs of each GPU: a file for each, called by its index or UUID, with a job's number in each line and perhaps that of its user. It is dcgm-exporter's folder (`DCGM_HPC_JOB_MAPPING_DIR`). Not used if not set, or where `kubelet.socket` is.",
+        |s, v| { s.slurm.job_map = path_or_none(v); Ok(()) };
     "host.cgroups" = "/sys/fs/cgroup", "Where control groups are mounted. In them the daemon sees that the kernel killed a process of a job for want of host memory; `none` not to look.",
         |s, v| { s.cgroups = path_or_none(v); Ok(()) };
     "captures.directory" = "/var/lib/highwater/captures", "The folder for captures: the seconds around a finding, an `oom` mark or a request; `none` disables them. By default below $STATE_DIRECTORY or $XDG_STATE_HOME if one is set, and below the home directory if the daemon does not run as root.",

@@ -10,7 +10,7 @@ use crate::web::{answers, serve};
 use highwater_analysis::report::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
 use highwater_core::detect::MOST_PHASES_BYTES;
 use highwater_core::gpu;
-use highwater_core::gpu::{MOST_NAMED, PodName};
+use highwater_core::gpu::{MOST_NAMED, Workload};
 use highwater_engine::intake::datagram::MOST_DATAGRAM_BYTES;
 use highwater_engine::intake::split::MOST_EVENT_BYTES;
 use highwater_engine::intake::{MOST_BATCHED_BYTES, MOST_KILLS_BYTES};
@@ -18,9 +18,9 @@ use highwater_engine::place::home::MOST_UNLINKED;
 use highwater_engine::place::kubelet::MOST_RESPONSE_BYTES;
 use highwater_engine::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
 use highwater_engine::place::process::MOST_PROCESSES;
-use highwater_engine::pods::{MOST_NAME_BYTES as MOST_NAME_BYTES_OF_PODS, MOST_ROWS};
 use highwater_engine::recording::MOST_PROFILES;
 use highwater_engine::recording::schema::CACHE_KIB;
+use highwater_engine::workloads::{MOST_NAME_BYTES as MOST_NAME_BYTES_OF_PODS, MOST_ROWS};
 use std::fmt::Write as _;
 
 const MIB: usize = 1 << 20;
@@ -136,7 +136,7 @@ const DECODED: usize = 4;
 
 #[test]
 fn a_large_answer_of_the_kubelet_and_the_pods_fit_what_the_chart_adds_for_them() {
-    let of_findings = (512 + 256 + 64) * MOST_NAMED * (size_of::<PodName>() + MOST_NAME_BYTES_OF_PODS);
+    let of_findings = (512 + 256 + 64) * MOST_NAMED * (size_of::<Workload>() + MOST_NAME_BYTES_OF_PODS);
     let most = LARGE_ANSWER * DECODED + MOST_ROWS * POD_ROW + of_findings;
     assert!(most <= chart_adds_for_kubelet() && LARGE_ANSWER <= MOST_RESPONSE_BYTES, "{most}");
 }

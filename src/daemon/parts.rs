@@ -1,5 +1,5 @@
-//! The parts of a daemon that `run` and `record` need too: the intake, the state that readers share, the thread that asks the
-//! kubelet, and the scenario of a simulation.
+//! The parts of a daemon that `run` and `record` need too: the intake, the state that readers share, the thread that finds pods and
+//! Slurm steps, and the scenario of a simulation.
 //!
 //! Enters: settings. Leaves: each part, built.
 
@@ -13,8 +13,8 @@ use highwater_core::gpu::Processes;
 use highwater_engine::intake::Intake;
 use highwater_engine::node::Slot;
 use highwater_engine::place::kubelet::Kubelet;
-use highwater_engine::pods::PodWatch;
 use highwater_engine::shared_state::SharedState;
+use highwater_engine::workloads::WorkloadWatch;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -65,25 +65,29 @@ pub(super) fn state(
     }
 }
 
-/// Starts the thread that asks the kubelet, if its socket is set, and sets the pods of each GPU. It uses the live
+/// Starts the thread that sets the workloads of each GPU: the kubelet's pods if its socket is set, else Slurm's steps. It uses the live
 /// clock even in a replay, because the kubelet's answers are about the present; a replay's GPUs are not this node's.
-pub(super) fn ask_kubelet(
+pub(super) fn watch_workloads(
+    settings: &Settings,
     live: &Arc<dyn Clock>,
     state: &SharedState,
     stop: &Arc<AtomicBool>,
     threads: &mut Vec<JoinHandle<()>>,
 ) -> anyhow::Result<()> {
+    let (clock, stop, slot) = (Arc::clone(live), Arc::clone(stop), Arc::clone(&state.slot));
+    let is_live = Arc::ptr_eq(live, &state.clock);
+    let node = move || slot.node().filter(|_| is_live);
     if let Some(kubelet) = state.kubelet.clone() {
-        let (clock, stop) = (Arc::clone(live), Arc::clone(stop));
-        let is_live = Arc::ptr_eq(live, &state.clock);
-        let slot = Arc::clone(&state.slot);
-        let watch = PodWatch::new(Arc::clone(&kubelet), "/proc".into());
+        let watch = WorkloadWatch::of_pods(Arc::clone(&kubelet), "/proc".into());
         let after = move |now_ns| {
-            if let Some(node) = slot.node().filter(|_| is_live) {
+            if let Some(node) = node() {
                 watch.refresh(&node, now_ns);
             }
         };
         threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop, &after))?);
+    } else if is_live && (settings.slurm.steps || settings.slurm.job_map.is_some()) {
+        let watch = WorkloadWatch::of_slurm(settings.slurm.clone(), "/proc".into());
+        threads.push(spawn("hw-slurm", move || watch.run(&*clock, &stop, &node))?);
     }
     Ok(())
 }

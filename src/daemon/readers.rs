@@ -3,7 +3,7 @@
 //! Enters: settings, and annotations over the sockets. Leaves: the state that readers share.
 
 use super::live;
-use super::parts::{ask_kubelet, intake, scenario, state};
+use super::parts::{intake, scenario, state, watch_workloads};
 use super::shared::SharedParts;
 use super::sockets::Sockets;
 use super::threads::{DRAIN, join_all, spawn};
@@ -62,7 +62,7 @@ impl Readers {
         let shared = SharedParts { settings, state, intake, processes, recorder, stop: Arc::clone(&stop) };
         let mut threads = Vec::new();
         sockets.serve(&shared.intake, &stop, &mut threads)?;
-        ask_kubelet(&clock, &shared.state, &stop, &mut threads)?;
+        watch_workloads(&shared.settings, &clock, &shared.state, &stop, &mut threads)?;
         let reads = shared.clone();
         threads.push(spawn("hw-source", move || live::keep_open(&reads, scenario.as_ref()))?);
         Ok(Self { shared, sockets, threads })

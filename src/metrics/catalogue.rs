@@ -143,8 +143,12 @@ metrics! {
         "The containers that have a GPU or MIG instance, always 1: those that the kubelet gave it, and those whose processes hold memory on it. A shared GPU has a series for each. Only with `kubelet.socket`; every 5 s.";
     POD_MEMORY_USED = Gauge "highwater_pod_gpu_memory_used_bytes" ["gpu", "uuid", "namespace", "pod", "container"]
         "Memory that a container's processes hold on a GPU. Only with `kubelet.socket`, where the driver lists all processes; every 5 s, from lists that are read every 10 s.";
-    GPU_MEMORY_OUTSIDE_PODS = Gauge "highwater_gpu_memory_outside_pods_bytes" ["gpu", "uuid"]
-        "What no container's process held of the memory that was in use when the driver last listed processes: with highwater_pod_gpu_memory_used_bytes of the GPU it adds up to that. Read likewise.";
+    GPU_MEMORY_OUTSIDE_WORKLOADS = Gauge "highwater_gpu_memory_outside_workloads_bytes" ["gpu", "uuid"]
+        "What neither a pod's process nor a Slurm step's held of the memory that was in use when the driver last listed processes: with what they hold on the GPU it adds up to that. Read likewise.";
+    GPU_SLURM_INFO = Gauge "highwater_gpu_slurm_step_info" ["gpu", "uuid", "slurm_job", "slurm_step", "user"]
+        "The steps of Slurm's jobs that have a GPU or MIG instance, always 1: those whose processes hold memory on it, by their control groups, and jobs that `slurm.job_map` names. `user` is the user's number. Not where `kubelet.socket` is set; every 5 s.";
+    SLURM_MEMORY_USED = Gauge "highwater_slurm_step_gpu_memory_used_bytes" ["gpu", "uuid", "slurm_job", "slurm_step", "user"]
+        "Memory that the processes of a Slurm step hold on a GPU, where the driver lists all processes; every 5 s, from lists that are read every 10 s.";
     KUBELET_UP = Gauge "highwater_kubelet_up" []
         "Whether the kubelet listed the GPUs of pods when it was last asked. Only with `kubelet.socket`.";
     JOB_INFO = Gauge "highwater_job_info" ["training_job", "rank", "namespace", "user", "world_size", "gpu", "uuid"]

@@ -1,7 +1,7 @@
 //! All samples of one moment.
 
 use super::families::{Choice, Families};
-use super::{catalogue as c, dcgm, findings, gpu, job, memory, own, pods};
+use super::{catalogue as c, dcgm, findings, gpu, job, memory, own, workloads};
 use highwater_engine::footprint::Footprint;
 use highwater_engine::shared_state::SharedState;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Snapshots {
             out.number(&c::SOURCE_ERROR, [trouble.reason], Some(1.0));
         }
         out.count(&c::NVML_UP, (), slot.is_nvml().then_some(u64::from(node.is_some())));
-        pods::collect(self.state.kubelet.as_deref(), node.as_deref(), &mut out);
+        workloads::collect(self.state.kubelet.as_deref(), node.as_deref(), &mut out);
         let clock = self.state.clock_of(node.as_deref());
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
         job::collect(&self.state.ledger, node.as_deref(), now_ns, shift_ns, &mut out);

@@ -6,11 +6,11 @@
 
 use super::catalogue::{self as c, Metric, MetricKind};
 use super::families::{Families, Family, Labels, Sample, Value};
-use highwater_core::gpu::GpuState;
+use highwater_core::gpu::{GpuState, Workload};
 use highwater_engine::node::Node;
 use std::collections::BTreeMap;
 
-/// The labels of every field. Those that are empty are left out of the exposition.
+/// The labels of every field. Those that are empty are left out of the exposition. The last four are of the workload.
 const LABELS: &[&str] = &[
     "gpu",
     "UUID",
@@ -24,6 +24,7 @@ const LABELS: &[&str] = &[
     "container",
     "namespace",
     "pod",
+    "hpc_job",
 ];
 
 /// A field of DCGM with what it is here.
@@ -114,8 +115,8 @@ pub(super) fn families(families: &Families, node: &Node, host: &str) -> Vec<Fami
 /// profile whose number the driver does not say: these are left out, as Prometheus would take one and drop the others.
 fn all_labels<'a>(node: &'a Node, host: &str) -> BTreeMap<&'a str, Labels> {
     let all: Vec<_> = node.gpus.iter().map(|gpu| (&*gpu.device.uuid, labels(gpu, node, host))).collect();
-    // The pod's labels do not count: they would be the only difference between an instance with a pod and one without.
-    let device = |labels: &Labels| labels.iter().take(LABELS.len() - 3).cloned().collect::<Vec<_>>();
+    // The workload's labels do not count: they would be the only difference between an instance with a pod and one without.
+    let device = |labels: &Labels| labels.iter().take(LABELS.len() - 4).cloned().collect::<Vec<_>>();
     let is_alone = |own: &Labels| all.iter().filter(|(_, other)| device(other) == device(own)).count() == 1;
     all.iter().filter(|(_, own)| is_alone(own)).cloned().collect()
 }
@@ -126,7 +127,7 @@ fn scaled(value: f64, factor: f64) -> f64 {
     if factor == 100.0 { (scaled * 1e6).round() / 1e6 } else { scaled }
 }
 
-/// A MIG instance has the index and the UUID of its GPU, and its own profile and number. The pod is named where one alone has the GPU:
+/// A MIG instance has the index and the UUID of its GPU, and its own profile and number. The pod, or the Slurm job, is named where one alone has the GPU:
 /// dcgm-exporter names one of several.
 fn labels(gpu: &GpuState, node: &Node, host: &str) -> Labels {
     let device = &gpu.device;
@@ -135,12 +136,14 @@ fn labels(gpu: &GpuState, node: &Node, host: &str) -> Labels {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
     let file = device.minor.map(|minor| format!("nvidia{minor}")).unwrap_or_default();
-    let pods = gpu.pods();
-    let pod = pods.as_ref().and_then(|pods| match &*pods.rows {
+    let workloads = gpu.workloads();
+    let one = workloads.as_ref().and_then(|workloads| match &*workloads.rows {
         [one] => Some(&one.name),
         _ => None,
     });
+    let pod = one.and_then(Workload::pod);
     let [container, namespace, pod] = pod.map_or([""; 3], |name| [&name.container, &name.namespace, &name.pod]);
+    let job = one.and_then(Workload::slurm).map_or("", |step| &step.job);
     Labels::found(&[
         &whole.index,
         &whole.uuid,
@@ -154,6 +157,7 @@ fn labels(gpu: &GpuState, node: &Node, host: &str) -> Labels {
         container,
         namespace,
         pod,
+        job,
     ])
 }
 
@@ -161,12 +165,13 @@ fn labels(gpu: &GpuState, node: &Node, host: &str) -> Labels {
 mod tests {
     use super::*;
     use highwater_core::clock::Manual;
-    use highwater_core::gpu::{Device, GpuPods, PodName, PodRow, Xid};
+    use highwater_core::gpu::{Device, GpuWorkloads, PodName, WorkloadRow, Xid};
     use std::sync::Arc;
 
-    fn row(pod: &str) -> PodRow {
+    fn row(pod: &str) -> WorkloadRow {
         let [namespace, container] = ["ml", "main"].map(str::to_owned);
-        PodRow { name: PodName { namespace, pod: pod.into(), container }, used_bytes: None }
+        let name = Workload::Pod(PodName { namespace, pod: pod.into(), container });
+        WorkloadRow { name, used_bytes: None }
     }
 
     /// A GPU with an XID and a pod, and one that is split, with one instance that two pods share.
@@ -190,8 +195,8 @@ mod tests {
         let (node, _) = Node::of_devices(Arc::new(Manual::at(9)), devices, true);
         let seen = |last_ns| Xid { count: 1, last_ns };
         node.gpus[0].set_xids([(79, seen(5)), (31, seen(8))].into());
-        node.gpus[0].set_pods(Some(GpuPods { rows: vec![row("llama")], ..GpuPods::default() }));
-        node.gpus[2].set_pods(Some(GpuPods { rows: vec![row("a"), row("b")], ..GpuPods::default() }));
+        node.gpus[0].set_workloads(Some(GpuWorkloads { rows: vec![row("llama")], ..GpuWorkloads::default() }));
+        node.gpus[2].set_workloads(Some(GpuWorkloads { rows: vec![row("a"), row("b")], ..GpuWorkloads::default() }));
         node
     }
 
@@ -216,9 +221,9 @@ mod tests {
             let Value::Number(value) = sample.value else { return None };
             Some((value, sample.labels.iter().map(|label| (**label).to_owned()).collect::<Vec<_>>().join(" ")))
         };
-        let whole = "0 GPU-a 00000000:1B:00.0 nvidia0 NVIDIA H200   node-7 580.1 main ml llama".to_owned();
+        let whole = "0 GPU-a 00000000:1B:00.0 nvidia0 NVIDIA H200   node-7 580.1 main ml llama ".to_owned();
         // Two pods share the instance: neither is named.
-        let instance = "1 GPU-b 00000000:1B:00.0 nvidia1 NVIDIA H200 1g.18gb 7 node-7 580.1   ".to_owned();
+        let instance = "1 GPU-b 00000000:1B:00.0 nvidia1 NVIDIA H200 1g.18gb 7 node-7 580.1    ".to_owned();
         assert_eq!(value("DCGM_FI_DEV_FB_USED", 0), Some((3.0, whole.clone())));
         assert_eq!(value("DCGM_FI_DEV_FB_USED", 1), Some((5.0, instance)));
         assert_eq!(value("DCGM_FI_DEV_SM_CLOCK", 0).map(|(value, _)| value.round()), Some(1980.0));
@@ -252,7 +257,7 @@ mod tests {
             instance("MIG-e", None),
         ];
         let (node, _) = Node::of_devices(Arc::new(Manual::at(9)), devices, true);
-        node.gpus[1].set_pods(Some(GpuPods { rows: vec![row("llama")], ..GpuPods::default() }));
+        node.gpus[1].set_workloads(Some(GpuWorkloads { rows: vec![row("llama")], ..GpuWorkloads::default() }));
         let labels = all_labels(&node, "n");
         assert_eq!(labels.keys().copied().collect::<Vec<_>>(), ["GPU-a", "MIG-c"]);
     }

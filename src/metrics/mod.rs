@@ -13,7 +13,7 @@ mod intake;
 mod job;
 mod memory;
 mod own;
-mod pods;
+mod workloads;
 
 pub use collect::{Collect, Snapshots};
 pub use families::{Buckets, Choice, Families, Family, LabelValue, Labels, Sample, Value};

@@ -4,12 +4,13 @@ use super::json::{self, Json};
 use super::problem::Problem;
 use super::site::Site;
 use super::spans::uuids;
+use super::workloads::{self, PodAnswer, SlurmAnswer};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::gpu::{GpuState, Health, PodName, PodRow, Process};
+use highwater_core::gpu::{GpuState, Health, Process, Workload};
 use highwater_core::jobs::{Gpus, Job, JobId, Rank, UnknownGpu};
 use highwater_core::ring::{QueryError, Reader};
 use highwater_core::source::{Skipped, provenance};
@@ -81,6 +82,8 @@ struct GpuAnswer {
     processes: Option<Vec<ProcessAnswer>>,
     /// The containers that have it, where the kubelet is asked; `null` if that is not known.
     pods: Option<Vec<PodAnswer>>,
+    /// The steps of Slurm's jobs that have it; `null` if the kubelet is asked instead, or none are known on this node.
+    slurm_steps: Option<Vec<SlurmAnswer>>,
     /// How far back its memory is kept.
     oldest_unix_nano: Option<i64>,
     /// Its newest reading.
@@ -95,23 +98,15 @@ struct ProcessAnswer {
     used_bytes: Option<u64>,
     /// Its namespace and pod, as `research/llama-0`; `null` if it is in none, or that is not known.
     pod: Option<String>,
-}
-
-/// A container that was given a GPU, or whose processes hold memory on it.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(ToSchema))]
-struct PodAnswer {
-    namespace: String,
-    pod: String,
-    /// Empty if it is not known.
-    container: String,
-    /// What its processes hold on the GPU; `null` if it is not known.
-    used_bytes: Option<u64>,
+    /// Its job's number and step, as `77.0`; `null` likewise.
+    slurm_step: Option<String>,
 }
 
 impl GpuAnswer {
-    fn of(gpu: &GpuState, ring: &Reader, shift_ns: i64) -> Self {
-        let pods = gpu.pods();
+    fn of(gpu: &GpuState, ring: &Reader, shift_ns: i64, asks_kubelet: bool) -> Self {
+        let workloads = gpu.workloads();
+        let workloads = workloads.as_deref();
+        let name_of = |process: &Process| workloads?.of_process(process.pid).map(|row| &row.name);
         let used = ring.newest_ns().and_then(|newest_ns| ring.at(newest_ns).ok().flatten());
         let (device, is_up) = (gpu.device.clone(), gpu.health() == Health::Up);
         let peak = ring.newest_ns().and_then(|to_ns| {
@@ -123,10 +118,8 @@ impl GpuAnswer {
         let process = |process: &Process| ProcessAnswer {
             pid: process.pid,
             used_bytes: process.used_bytes,
-            pod: pods
-                .as_ref()
-                .and_then(|pods| pods.of_process(process.pid))
-                .map(|row| format!("{}/{}", row.name.namespace, row.name.pod)),
+            pod: name_of(process).and_then(Workload::pod).map(|name| format!("{}/{}", name.namespace, name.pod)),
+            slurm_step: name_of(process).and_then(Workload::slurm).map(workloads::number_of),
         };
         Self {
             gpu: device.index,
@@ -146,7 +139,8 @@ impl GpuAnswer {
             power_limit_watts: gpu.rare().and_then(|latest| latest.reading.power_limit_watts),
             temperature_celsius: medium.and_then(|medium| medium.temperature_celsius),
             processes: processes.map(|latest| latest.reading.iter().map(process).collect()),
-            pods: pods.map(|pods| pods.rows.iter().cloned().map(pod_answer).collect()),
+            pods: workloads.filter(|_| asks_kubelet).map(workloads::pods_of),
+            slurm_steps: workloads.filter(|_| !asks_kubelet).map(workloads::slurm_steps_of),
             oldest_unix_nano: ring.oldest_ns().map(|at_ns| at_ns + shift_ns),
             newest_unix_nano: ring.newest_ns().map(|at_ns| at_ns + shift_ns),
         }
@@ -155,10 +149,6 @@ impl GpuAnswer {
     fn skipped(gpu: &Skipped) -> Self {
         Self { gpu: gpu.index.clone(), trouble: Some(gpu.reason.clone()), ..Self::default() }
     }
-}
-
-fn pod_answer(PodRow { name: PodName { namespace, pod, container }, used_bytes }: PodRow) -> PodAnswer {
-    PodAnswer { namespace, pod, container, used_bytes }
 }
 
 /// All GPUs of the node.
@@ -173,7 +163,7 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, P
 pub(super) fn gpus_now(state: &SharedState) -> Result<GpusAnswer, String> {
     let node = node_of(state)?;
     let shift_ns = node.clock.unix_shift_ns();
-    let of = |(gpu, ring): (&GpuState, &Reader)| GpuAnswer::of(gpu, ring, shift_ns);
+    let of = |(gpu, ring): (&GpuState, &Reader)| GpuAnswer::of(gpu, ring, shift_ns, state.kubelet.is_some());
     let gpus = node.gpus.iter().zip(node.rings.iter()).map(of);
     let skipped = node.source.skipped().iter().map(GpuAnswer::skipped);
     let source = node.source.description();

@@ -4,10 +4,10 @@ use super::api::{bad_query, owner_of};
 use super::json::Json;
 use super::problem::Problem;
 use super::site::Site;
+use super::workloads::{self, PodNameAnswer, SlurmStepAnswer};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::{Finding, LagCause, Said};
-use highwater_core::gpu::PodName;
 use highwater_core::jobs::JobId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -71,6 +71,8 @@ struct FindingAnswer {
     /// The pods that it is about, where the kubelet is asked: its rank's, or those that have its GPU, the one that holds most
     /// memory first, at most 8. Empty if they are not known.
     pods: Vec<PodNameAnswer>,
+    /// The same of the steps of Slurm's jobs, where no kubelet is asked.
+    slurm_steps: Vec<SlurmStepAnswer>,
     /// Ranks of the job that wait for this one, the first 64.
     waiting_ranks: Vec<u32>,
     /// Why a rank is late, in one word, where the readings decide: `computes`, `clocks`, `host`, `garbage_collector`, `data`, `memory`.
@@ -91,22 +93,6 @@ struct FindingAnswer {
     advice: String,
     /// What its first sign said.
     first: SaidAnswer,
-}
-
-/// A container of a pod.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(ToSchema))]
-pub(super) struct PodNameAnswer {
-    namespace: String,
-    pod: String,
-    /// Empty if it is not known.
-    container: String,
-}
-
-impl PodNameAnswer {
-    pub(super) fn of(PodName { namespace, pod, container }: &PodName) -> Self {
-        Self { namespace: namespace.clone(), pod: pod.clone(), container: container.clone() }
-    }
 }
 
 /// What one sign said, when it was seen.
@@ -160,7 +146,8 @@ fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
         namespace,
         user,
         rank: subject.rank,
-        pods: finding.pods.iter().map(PodNameAnswer::of).collect(),
+        pods: workloads::pods(&finding.workloads),
+        slurm_steps: workloads::slurm_steps(&finding.workloads),
         waiting_ranks: sign.waiting_ranks.clone(),
         lag_cause: sign.lag_cause.map(LagCause::label),
         step: sign.step,

@@ -1,10 +1,11 @@
 //! `GET /api/v1/incidents`: findings that have one cause, as one; newest first. Times are Unix nanoseconds.
 
 use super::api::{bad_query, owner_of};
-use super::findings::{FindingsQuery, PodNameAnswer};
+use super::findings::FindingsQuery;
 use super::json::Json;
 use super::problem::Problem;
 use super::site::Site;
+use super::workloads::{self, PodNameAnswer, SlurmStepAnswer};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::{Incident, KindFound};
@@ -44,6 +45,8 @@ struct IncidentAnswer {
     gpus: Vec<IncidentGpu>,
     /// The pods that its findings are about, the first 8; empty if they are not known.
     pods: Vec<PodNameAnswer>,
+    /// The Slurm steps, likewise.
+    slurm_steps: Vec<SlurmStepAnswer>,
     /// Ranks that wait for these, the first 64.
     waiting_ranks: Vec<u32>,
     begin_unix_nano: i64,
@@ -127,7 +130,8 @@ fn answer(incident: &Incident, shift_ns: i64) -> IncidentAnswer {
         user,
         ranks: incident.ranks.iter().copied().collect(),
         gpus: incident.gpus.iter().map(gpu).collect(),
-        pods: incident.pods.iter().map(PodNameAnswer::of).collect(),
+        pods: workloads::pods(&incident.workloads),
+        slurm_steps: workloads::slurm_steps(&incident.workloads),
         waiting_ranks: incident.waiting_ranks.iter().copied().collect(),
         begin_unix_nano: incident.begin_ns + shift_ns,
         again_unix_nano: incident.again_ns + shift_ns,

@@ -39,6 +39,7 @@ mod slots;
 mod spans;
 mod stream;
 mod timeline;
+mod workloads;
 
 use crate::gzip;
 use crate::heap;

@@ -164,7 +164,7 @@ def main() -> None:
                         abs(by_us - by_driver) <= MIB,
                     )
                 )
-            rest = values(to, "highwater_gpu_memory_outside_pods_bytes").get("", 0.0)
+            rest = values(to, "highwater_gpu_memory_outside_workloads_bytes").get("", 0.0)
             used = values(to, "highwater_gpu_memory_used_bytes").get("", 1.0)
             held, apart = sum(ours.values()), (sum(ours.values()) + rest - used) / used
             found = f"{held / MIB:.0f} + {rest / MIB:.0f} of {used / MIB:.0f} MiB ({apart:+.2%})"

@@ -152,7 +152,7 @@ fn every_share_of_every_gpu_is_named_and_its_memory_adds_up(cluster: &Cluster) {
     };
     eventually(WITHIN, "each pod's memory", || (held() == expected).then_some(()));
     // What pods hold, and what none holds, is what is in use.
-    let rest = rows(cluster, "highwater_gpu_memory_outside_pods_bytes");
+    let rest = rows(cluster, "highwater_gpu_memory_outside_workloads_bytes");
     #[allow(clippy::cast_precision_loss, reason = "bytes of one GPU")]
     for (uuid, used) in [(&*whole, 41 * GIB), ("GPU-1", 60 * GIB), (&*slice, 9 * GIB)] {
         let of_pods: u64 = expected.iter().filter(|(row, _)| row.starts_with(uuid)).map(|(_, bytes)| bytes).sum();

@@ -1,6 +1,7 @@
 //! A job in a pod names no GPU. It is joined with the GPU that the kubelet gave its container. The kubelet's service is
 //! Kubernetes' own package over Google's gRPC (`tests/kubelet`); there is no cluster behind it.
 
+use crate::control_group::ControlGroup;
 use crate::daemon::Daemon;
 use crate::process::Process;
 use crate::tools;
@@ -216,7 +217,11 @@ fn every_gpus_pods_are_named_without_marks_within_one_list_and_gone_within_one()
     };
     let labels = ",namespace=\"b\",pod=\"claims\",container=\"main\"";
     assert_eq!(of_gpu("pod_gpu_memory_used_bytes", labels), none.map(f64::from), "{metrics}");
-    assert_eq!(of_gpu("gpu_memory_outside_pods_bytes", "").is_some_and(|rest| rest > 1e9), none.is_some(), "{metrics}");
+    assert_eq!(
+        of_gpu("gpu_memory_outside_workloads_bytes", "").is_some_and(|rest| rest > 1e9),
+        none.is_some(),
+        "{metrics}"
+    );
     // One ends.
     let lists = || kubelet.printed().matches("list").count();
     node.set_resources(&json!([all[0], all[4]]));
@@ -301,39 +306,6 @@ fn an_index_of_a_sender_whose_container_is_not_known_shows_nothing() {
     assert_eq!(found(&daemon, "far", 0), json!([gpus[2]]));
 }
 
-/// A control group named like a container's, which is removed when this is dropped.
-struct ControlGroup(PathBuf);
-
-impl ControlGroup {
-    /// `None`, which is reported, where no control group may be made: that takes root.
-    fn new(id: &str) -> Option<Self> {
-        let roots = ["", "cpu", "pids"].map(|hierarchy| Path::new("/sys/fs/cgroup").join(hierarchy));
-        let made = |root: &PathBuf| {
-            let group = root.join(format!("cri-containerd-{id}.scope"));
-            (root.join("cgroup.procs").is_file() && std::fs::create_dir(&group).is_ok()).then_some(group)
-        };
-        let found = roots.iter().find_map(made).map(Self);
-        if found.is_none() {
-            tools::missing("no control group can be made, which takes root");
-        }
-        found
-    }
-
-    /// A command that runs this program in the group.
-    fn command(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", r#"echo $$ >"$0" && exec "$@""#]).arg(self.0.join("cgroup.procs"));
-        command.arg(program).args(arguments);
-        command
-    }
-}
-
-impl Drop for ControlGroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
 /// Sends two steps at once when it starts, without a name for its job, as a pod's first program does; goes on to send
 /// one when it reads a line, and ends with its input.
 const EARLY: &str = r#"
@@ -356,7 +328,7 @@ for number, line in enumerate(sys.stdin, 2):
 #[ignore = "needs a peer: make test-peers"]
 fn a_pod_that_marks_before_its_link_is_there_loses_no_mark_and_ends_with_its_process() {
     let id = format!("{:064x}", std::process::id());
-    let Some(group) = ControlGroup::new(&id) else { return };
+    let Some(group) = ControlGroup::new(&format!("cri-containerd-{id}.scope")) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let settings = [
         format!("kubelet.socket={}", folder.path().join("none.sock").display()),

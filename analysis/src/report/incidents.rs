@@ -94,7 +94,7 @@ mod tests {
             job: None,
             rank: None,
             incident,
-            pods: Vec::new(),
+            workloads: Vec::new(),
             begin_ns,
             end_ns: None,
             what: format!("{kind} {begin_ns}"),

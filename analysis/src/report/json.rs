@@ -187,7 +187,7 @@ pub(super) fn findings(report: &Report) -> Option<Vec<Value>> {
             "job": found.job,
             "rank": found.rank,
             "incident": found.incident,
-            "pods": found.pods,
+            "workloads": found.workloads,
             "begin_after_ns": found.begin_ns - report.begin_ns,
             "end_after_ns": found.end_ns.map(|end_ns| end_ns - report.begin_ns),
             "what": found.what,

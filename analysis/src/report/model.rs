@@ -114,8 +114,8 @@ pub struct Found {
     pub rank: Option<u32>,
     /// The number of its incident, if the recording says so: findings of one cause have the same.
     pub incident: Option<u64>,
-    /// The pods that it is about, each as `namespace/pod/container`; empty if they are not known.
-    pub pods: Vec<String>,
+    /// The pods or Slurm steps that it is about, as texts; empty if they are not known.
+    pub workloads: Vec<String>,
     /// Since when it held.
     pub begin_ns: i64,
     /// When it ended; `None` if it had not ended.

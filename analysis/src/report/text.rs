@@ -111,9 +111,8 @@ fn write_finding(report: &Report, found: &Found, out: &mut Printed) -> fmt::Resu
         let line = format!("At last, {}: {} {}", report.time(changed_ns - report.begin_ns), found.what, found.why);
         writeln!(out, "    {}", printable(&line))?;
     }
-    if !found.pods.is_empty() {
-        let pods = if found.pods.len() == 1 { "pod" } else { "pods" };
-        writeln!(out, "    {pods}: {}", printable(&found.pods.join(", ")))?;
+    if !found.workloads.is_empty() {
+        writeln!(out, "    {}", printable(&found.workloads.join(", ")))?;
     }
     writeln!(out, "    {}", printable(&found.advice))
 }

@@ -11,7 +11,7 @@ use super::incident::{Cause, Incident, Incidents};
 use super::names::Names;
 use super::tally::{Counted, Incurred, Lost, Productive, SubjectCounts};
 use crate::clock::SECOND_NS;
-use crate::gpu::PodName;
+use crate::gpu::Workload;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
 use crate::scope::Scope;
@@ -110,8 +110,8 @@ impl Board {
                 let before = finding.sign.severity;
                 finding.prolong(sign, now_ns);
                 // As its words, they are those of the newest sign.
-                if let Some(pods) = names.pods(&finding.sign.subject) {
-                    finding.pods = pods;
+                if let Some(workloads) = names.workloads(&finding.sign.subject) {
+                    finding.workloads = workloads;
                 }
                 let is_worse = self.book.incidents.prolong(finding);
                 if finding.sign.severity > before {
@@ -127,8 +127,8 @@ impl Board {
             }
             self.next_id += 1;
             let id = self.next_id;
-            let pods = names.pods(&sign.subject).unwrap_or_default();
-            let mut finding = Finding::raised(id, gpu, pods, sign, now_ns);
+            let workloads = names.workloads(&sign.subject).unwrap_or_default();
+            let mut finding = Finding::raised(id, gpu, workloads, sign, now_ns);
             let is_news = self.book.place(&mut finding, now_ns, &mut change);
             self.book.lose(finding.incident, lost_ns, now_ns);
             self.raised.add(Counted::of(&finding), 1, now_ns);
@@ -309,9 +309,9 @@ impl Finding {
     }
 
     /// As its first sign has it, in no incident yet.
-    fn raised(id: u64, gpu: Option<(String, String)>, pods: Vec<PodName>, sign: Sign, now_ns: i64) -> Self {
+    fn raised(id: u64, gpu: Option<(String, String)>, workloads: Vec<Workload>, sign: Sign, now_ns: i64) -> Self {
         let (incident, first, ended_ns) = (0, Said::of(&sign, now_ns), None);
-        Self { id, incident, gpu, pods, first, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns, signs: 1 }
+        Self { id, incident, gpu, workloads, first, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns, signs: 1 }
     }
 
     fn prolong(&mut self, sign: Sign, now_ns: i64) {
@@ -332,6 +332,7 @@ impl Finding {
 mod tests {
     use super::super::finding::{Certainty, Text};
     use super::*;
+    use crate::gpu::PodName;
 
     /// Every GPU has this pod, or none is known.
     struct Named(Option<&'static str>);
@@ -341,9 +342,9 @@ mod tests {
             of(position)
         }
 
-        fn pods(&self, _subject: &Subject) -> Option<Vec<PodName>> {
+        fn workloads(&self, _subject: &Subject) -> Option<Vec<Workload>> {
             let name = |pod: &str| PodName { namespace: "ml".into(), pod: pod.into(), container: String::new() };
-            self.0.map(|pod| vec![name(pod)])
+            self.0.map(|pod| vec![Workload::Pod(name(pod))])
         }
     }
 
@@ -352,14 +353,14 @@ mod tests {
         let (mut board, until_ns) = (Board::default(), 100);
         let mut take = |names: &Named| {
             board.update(vec![sign(FindingKind::Xid, 0, Severity::Warning, until_ns)], 1, names);
-            let pods = |finding: &Finding| finding.pods.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let pods = |finding: &Finding| finding.workloads.iter().map(ToString::to_string).collect::<Vec<_>>();
             let incident = board.incidents().next().expect("one");
             (
                 pods(board.active().next().expect("one")),
-                incident.pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                incident.workloads.iter().map(ToString::to_string).collect::<Vec<_>>(),
             )
         };
-        let [none, a, b]: [Vec<String>; 3] = [vec![], vec!["ml/a".into()], vec!["ml/b".into()]];
+        let [none, a, b]: [Vec<String>; 3] = [vec![], vec!["pod ml/a".into()], vec!["pod ml/b".into()]];
         assert_eq!(take(&Named(None)), (none.clone(), none));
         assert_eq!(take(&Named(Some("a"))), (a.clone(), a.clone()));
         assert_eq!(take(&Named(None)), (a.clone(), a.clone()), "not known now");

@@ -3,7 +3,7 @@
 //! Enters: nothing; this is the vocabulary. Leaves: [`Sign`]s of detectors and [`Finding`]s of the board. Absent on
 //! purpose: any rule about when something is found.
 
-use crate::gpu::PodName;
+use crate::gpu::Workload;
 use crate::jobs::JobId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -217,10 +217,10 @@ pub struct Finding {
     pub incident: u64,
     /// Index and UUID of its GPU.
     pub gpu: Option<(String, String)>,
-    /// The pods that its newest sign is about, where the kubelet is asked: of a job's finding that of its rank, as the rank's process shows
-    /// it; of one without a job those that have the GPU or an instance of it, the one that holds most memory first, at most
+    /// The pods or Slurm steps that its newest sign is about: of a job's finding that of its rank, as the rank's process shows it; of one
+    /// without a job those that have the GPU or an instance of it, the one that holds most memory first, at most
     /// [`MOST_NAMED`](crate::gpu::MOST_NAMED). Empty if there are none, or they are not known.
-    pub pods: Vec<PodName>,
+    pub workloads: Vec<Workload>,
     /// What the first sign said.
     pub first: Said,
     /// The newest sign, but with the highest severity and certainty, the earliest begin, the latest `until_ns`, and the waiting
@@ -244,8 +244,8 @@ impl Finding {
         let texts = [&sign.text.what, &sign.text.why, &sign.text.advice, &first.what, &first.why];
         let gpu = self.gpu.iter().map(|(index, uuid)| index.len() + uuid.len()).sum::<usize>();
         let lists = sign.waiting_ranks.len() * size_of::<u32>() + sign.evidence.len() * size_of::<Evidence>();
-        let pods = self.pods.iter().map(PodName::bytes).sum::<usize>();
-        size_of::<Self>() + texts.into_iter().map(String::len).sum::<usize>() + gpu + lists + pods
+        let workloads = self.workloads.iter().map(Workload::bytes).sum::<usize>();
+        size_of::<Self>() + texts.into_iter().map(String::len).sum::<usize>() + gpu + lists + workloads
     }
 }
 

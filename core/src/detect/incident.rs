@@ -8,7 +8,7 @@
 
 use super::finding::{Certainty, Finding, FindingKind, MOST_WAITING, Severity, Text};
 use crate::clock::SECOND_NS;
-use crate::gpu::{MOST_NAMED, PodName};
+use crate::gpu::{MOST_NAMED, Workload};
 use crate::jobs::JobId;
 use crate::scope::Scope;
 use crate::shares;
@@ -203,8 +203,8 @@ pub struct Incident {
     pub ranks: BTreeSet<u32>,
     /// Index and UUID of the GPUs that are named, at most 16.
     pub gpus: BTreeSet<(String, String)>,
-    /// The pods that its findings are about since it came last, at most [`MOST_NAMED`]; empty if they are not known.
-    pub pods: BTreeSet<PodName>,
+    /// The workloads that its findings are about since it came last, at most [`MOST_NAMED`]; empty if they are not known.
+    pub workloads: BTreeSet<Workload>,
     /// Ranks that wait for these, at most 64.
     pub waiting_ranks: BTreeSet<u32>,
     /// Time that ranks lost by it, summed over the ranks, nanoseconds; `None` if no finding of it knows.
@@ -238,7 +238,7 @@ impl Incident {
             times: 1,
             ranks: BTreeSet::new(),
             gpus: BTreeSet::new(),
-            pods: BTreeSet::new(),
+            workloads: BTreeSet::new(),
             waiting_ranks: BTreeSet::new(),
             lost_ns: None,
             text: Text::default(),
@@ -272,7 +272,7 @@ impl Incident {
         (self.severity, self.certainty) = (finding.sign.severity, finding.sign.certainty);
         self.ranks.clear();
         self.gpus.clear();
-        self.pods.clear();
+        self.workloads.clear();
         self.waiting_ranks.clear();
         self.text = Text::default();
         self.parts.iter_mut().for_each(|part| part.is_now = false);
@@ -292,8 +292,9 @@ impl Incident {
         list(&mut self.ranks, MOST_RANKS, sign.subject.rank);
         let new_gpu = finding.gpu.as_ref().filter(|gpu| !self.gpus.contains(gpu)).cloned();
         list(&mut self.gpus, MOST_GPUS, new_gpu);
-        let new_pods = finding.pods.iter().filter(|pod| !self.pods.contains(pod)).cloned().collect::<Vec<_>>();
-        list(&mut self.pods, MOST_NAMED, new_pods);
+        let new_workloads =
+            finding.workloads.iter().filter(|workload| !self.workloads.contains(workload)).cloned().collect::<Vec<_>>();
+        list(&mut self.workloads, MOST_NAMED, new_workloads);
         list(&mut self.waiting_ranks, MOST_RANKS, sign.waiting_ranks.iter().copied());
         let part = self.part(sign.kind);
         (part.last_id, part.seen_ns, part.is_now) = (finding.id, finding.seen_ns, true);
@@ -358,7 +359,7 @@ impl Incident {
             + text
             + self.parts.iter().map(part).sum::<usize>()
             + self.gpus.iter().map(gpu).sum::<usize>()
-            + self.pods.iter().map(PodName::bytes).sum::<usize>()
+            + self.workloads.iter().map(Workload::bytes).sum::<usize>()
             + numbers
     }
 }

@@ -66,7 +66,7 @@ pub use steps::MOST_PHASES_BYTES;
 pub use tally::{Counted, Incurred, Lost};
 
 use crate::clock::SECOND_NS;
-use crate::gpu::PodName;
+use crate::gpu::{PodName, Workload};
 use crate::jobs::{EndedBy, JobId, Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
 use crate::shares;
@@ -379,10 +379,9 @@ fn ranks(jobs: &Jobs, settings: &Settings, now_ns: i64) -> Vec<RankNow> {
     let now = |(job, number, rank): (&JobId, u32, &Rank)| RankNow {
         key: (job.clone(), number),
         pid: rank.pid,
-        pod: rank.pod().map(|pod| PodName {
-            namespace: pod.namespace.clone(),
-            pod: pod.name.clone(),
-            container: String::new(),
+        pod: rank.pod().map(|pod| {
+            let (namespace, pod, container) = (pod.namespace.clone(), pod.name.clone(), String::new());
+            Workload::Pod(PodName { namespace, pod, container })
         }),
         gpus: rank.gpus.as_deref().unwrap_or_default().to_vec(),
         step: rank.open_step().map(|open| OpenStep {

@@ -9,7 +9,7 @@ use super::names::Names;
 use super::settings::Settings;
 use super::steps::Step;
 use crate::clock::SECOND_NS;
-use crate::gpu::{GpuState, Latest, PodName, Rare, most_first};
+use crate::gpu::{GpuState, Latest, Rare, Workload, most_first};
 use crate::jobs::{FailedAllocation, HostOom};
 use crate::mesh::Mesh;
 use crate::phases::{Flush, RankKey};
@@ -26,8 +26,8 @@ pub(super) struct RankNow {
     pub key: RankKey,
     /// The process that sends for it.
     pub pid: Option<u32>,
-    /// The pod that its process is in, without its container.
-    pub pod: Option<PodName>,
+    /// The pod that its process is in, without its container, if it is in one.
+    pub pod: Option<Workload>,
     /// Positions of its GPUs; empty where they are not known.
     pub gpus: Vec<usize>,
     /// The step that it is in.
@@ -164,13 +164,13 @@ impl View<'_> {
         ended.map_or_else(|| rank.step?.number, |step| step.number)
     }
 
-    /// The pods that have a GPU, or an instance of it.
-    fn pods_on(&self, gpu: usize) -> Option<Vec<PodName>> {
+    /// The workloads that have a GPU, or an instance of it.
+    fn workloads_on(&self, gpu: usize) -> Option<Vec<Workload>> {
         let whole = self.gpus.get(gpu)?;
         let is_on = |state: &&GpuState| {
             std::ptr::eq(*state, whole) || state.device.parent_uuid.as_ref() == Some(&whole.device.uuid)
         };
-        let pods: Vec<_> = self.gpus.iter().filter(is_on).map(GpuState::pods).collect::<Option<_>>()?;
+        let pods: Vec<_> = self.gpus.iter().filter(is_on).map(GpuState::workloads).collect::<Option<_>>()?;
         Some(most_first(pods.iter().flat_map(|pods| &pods.rows)))
     }
 
@@ -192,10 +192,10 @@ impl Names for &View<'_> {
     }
 
     /// What a job says of its GPUs is not enough to name who else is there: only its process shows where a rank runs.
-    fn pods(&self, subject: &Subject) -> Option<Vec<PodName>> {
-        let Some(job) = &subject.job else { return self.pods_on(subject.gpu?) };
+    fn workloads(&self, subject: &Subject) -> Option<Vec<Workload>> {
+        let Some(job) = &subject.job else { return self.workloads_on(subject.gpu?) };
         let rank = self.rank(&(job.clone(), subject.rank?))?;
-        let of_process = |pid| self.gpus.iter().find_map(|gpu| Some(gpu.pods()?.of_process(pid)?.name.clone()));
+        let of_process = |pid| self.gpus.iter().find_map(|gpu| Some(gpu.workloads()?.of_process(pid)?.name.clone()));
         Some(vec![rank.pid.and_then(of_process).or_else(|| rank.pod.clone())?])
     }
 }
@@ -392,7 +392,7 @@ pub(super) fn ratio(part_ns: i64, of_ns: i64) -> Option<f64> {
 mod tests {
     use super::super::hand::Hand;
     use super::*;
-    use crate::gpu::{GpuPods, PodRow, Process};
+    use crate::gpu::{GpuWorkloads, PodName, Process, WorkloadRow};
     use crate::jobs::JobId;
 
     #[test]
@@ -411,7 +411,7 @@ mod tests {
         let mut hand = Hand::new(3);
         let named = |pod: &str, container: &str| {
             let [namespace, pod, container] = ["ml", pod, container].map(str::to_owned);
-            PodName { namespace, pod, container }
+            Workload::Pod(PodName { namespace, pod, container })
         };
         let of = |user: Option<&str>, rank: u32, pid: Option<u32>, pod: Option<&str>| RankNow {
             key: (JobId::new(Scope::of(user.is_none().then_some("ml"), user), "train"), rank),
@@ -422,24 +422,28 @@ mod tests {
         hand.ranks =
             vec![of(None, 0, Some(7), Some("a")), of(None, 1, Some(8), Some("b")), of(Some("1000"), 0, None, None)];
         hand.ranks.sort_by(|a, b| a.key.cmp(&b.key));
-        let row = |pod: &str, used_bytes| PodRow { name: named(pod, "main"), used_bytes: Some(used_bytes) };
-        let set = |hand: &Hand, gpu: usize, rows: Vec<PodRow>| {
-            hand.gpus[gpu].set_pods(Some(GpuPods { rows, rest_bytes: None, processes: [(7, 0)].into() }));
+        let row = |pod: &str, used_bytes| WorkloadRow { name: named(pod, "main"), used_bytes: Some(used_bytes) };
+        let set = |hand: &Hand, gpu: usize, rows: Vec<WorkloadRow>| {
+            hand.gpus[gpu].set_workloads(Some(GpuWorkloads { rows, rest_bytes: None, processes: [(7, 0)].into() }));
         };
         set(&hand, 0, vec![row("a", 1), row("b", 2), row("c", 9)]);
         let pods = |hand: &Hand, gpu, job: Option<&JobId>, rank| {
             let subject = Subject { gpu, job: job.cloned(), rank };
-            let names = hand.view(|view| (&view).pods(&subject))?;
+            let names = hand.view(|view| (&view).workloads(&subject))?;
             Some(names.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         let [ours, users] =
             [Scope::of(Some("ml"), None), Scope::of(None, Some("1000"))].map(|scope| JobId::new(scope, "train"));
-        let all = ["ml/c/main", "ml/b/main", "ml/a/main"].map(str::to_owned).to_vec();
+        let all = ["pod ml/c/main", "pod ml/b/main", "pod ml/a/main"].map(str::to_owned).to_vec();
         assert_eq!(pods(&hand, Some(0), None, None), Some(all), "the one that holds most comes first");
         let one = |name: &str| Some(vec![name.to_owned()]);
-        assert_eq!(pods(&hand, Some(0), Some(&ours), Some(0)), one("ml/a/main"), "its process is in that container");
-        assert_eq!(pods(&hand, None, Some(&ours), Some(0)), one("ml/a/main"));
-        assert_eq!(pods(&hand, Some(0), Some(&ours), Some(1)), one("ml/b"), "its process holds no memory yet");
+        assert_eq!(
+            pods(&hand, Some(0), Some(&ours), Some(0)),
+            one("pod ml/a/main"),
+            "its process is in that container"
+        );
+        assert_eq!(pods(&hand, None, Some(&ours), Some(0)), one("pod ml/a/main"));
+        assert_eq!(pods(&hand, Some(0), Some(&ours), Some(1)), one("pod ml/b"), "its process holds no memory yet");
         assert_eq!(pods(&hand, Some(0), Some(&users), Some(0)), None, "anyone can say that a job runs on a pod's GPU");
         assert_eq!(pods(&hand, None, Some(&ours), None), None, "of a job without a rank");
         assert_eq!(pods(&hand, Some(1), None, None), None, "the kubelet was not asked");
@@ -450,8 +454,8 @@ mod tests {
         set(&hand, 1, vec![]);
         assert_eq!(pods(&hand, Some(1), None, None), None, "those of its instance are not known");
         set(&hand, 2, vec![row("d", 1)]);
-        assert_eq!(pods(&hand, Some(1), None, None), one("ml/d/main"));
-        assert_eq!(pods(&hand, Some(2), None, None), one("ml/d/main"));
+        assert_eq!(pods(&hand, Some(1), None, None), one("pod ml/d/main"));
+        assert_eq!(pods(&hand, Some(2), None, None), one("pod ml/d/main"));
         set(&hand, 2, vec![]);
         assert_eq!(pods(&hand, Some(1), None, None), Some(vec![]), "no pod has it");
     }

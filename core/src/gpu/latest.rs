@@ -4,7 +4,7 @@ use super::breakdown::Breakdown;
 use super::changes::Changed;
 use super::energy::Energy;
 use super::series::{Series, UsagePoint};
-use super::{Device, GpuPods, Medium, Pcie, Process, Rare, Slow, THROTTLE_REASONS};
+use super::{Device, GpuWorkloads, Medium, Pcie, Process, Rare, Slow, THROTTLE_REASONS};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -74,7 +74,7 @@ pub struct GpuState {
     processes: ArcSwapOption<Latest<Vec<Process>>>,
     /// Whether that list is out of date.
     wants_processes: AtomicBool,
-    pods: ArcSwapOption<GpuPods>,
+    workloads: ArcSwapOption<GpuWorkloads>,
     pcie: ArcSwapOption<Latest<Pcie>>,
     rare: ArcSwapOption<Latest<Rare>>,
     /// How long each of [`THROTTLE_REASONS`] was active, nanoseconds.
@@ -123,7 +123,7 @@ impl GpuState {
             slow: ArcSwapOption::empty(),
             processes: ArcSwapOption::empty(),
             wants_processes: AtomicBool::new(false),
-            pods: ArcSwapOption::empty(),
+            workloads: ArcSwapOption::empty(),
             pcie: ArcSwapOption::empty(),
             rare: ArcSwapOption::empty(),
             throttled_ns: Default::default(),
@@ -314,15 +314,15 @@ impl GpuState {
         self.processes.load_full()
     }
 
-    /// The pods that have it; `None` where that is not known. They stay when it does not answer any more.
+    /// The workloads that have it; `None` where that is not known. They stay when it does not answer any more.
     #[must_use]
-    pub fn pods(&self) -> Option<std::sync::Arc<GpuPods>> {
-        self.pods.load_full()
+    pub fn workloads(&self) -> Option<std::sync::Arc<GpuWorkloads>> {
+        self.workloads.load_full()
     }
 
-    /// From now on these are the pods that have it.
-    pub fn set_pods(&self, pods: Option<GpuPods>) {
-        self.pods.store(pods.map(std::sync::Arc::new));
+    /// From now on these are the workloads that have it.
+    pub fn set_workloads(&self, workloads: Option<GpuWorkloads>) {
+        self.workloads.store(workloads.map(std::sync::Arc::new));
     }
 
     /// The list of its processes is out of date, and is to be read before it is due.

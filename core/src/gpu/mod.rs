@@ -11,9 +11,9 @@ mod device;
 mod energy;
 mod latest;
 mod means;
-mod pods;
 mod readings;
 mod series;
+mod workloads;
 
 pub use active::ActiveSeconds;
 pub use breakdown::{Breakdown, BreakdownPoint, Parts, most_breakdown_bytes};
@@ -22,9 +22,9 @@ pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
 pub use means::{ActivityMeans, ActivityShares};
-pub use pods::{GpuPods, MOST_NAMED, PodName, PodRow, most_first};
 pub use readings::{
     Activity, Fabric, Medium, NvLinkErrors, NvLinks, Pcie, PcieLink, Process, Rare, SLOWDOWN_MASK, Slow,
     THROTTLE_REASONS,
 };
 pub use series::{IDLE_PERIOD_NS, MOST_POINTS, Series, Usage, UsagePoint, most_usage_bytes};
+pub use workloads::{GpuWorkloads, MOST_NAMED, PodName, SlurmStep, Workload, WorkloadRow, most_first};

@@ -10,6 +10,7 @@ pub mod home;
 pub mod kubelet;
 pub mod peer;
 pub mod process;
+pub mod slurm;
 pub(crate) mod waits;
 
 pub(crate) use kubelet::Kubelet;

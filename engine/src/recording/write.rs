@@ -82,8 +82,8 @@ pub struct FindingRow {
     pub why: String,
     /// What to try next.
     pub advice: String,
-    /// The numbers behind it, by name; `waiting_ranks`, the ranks that wait for this one, where there are any; and `pods`, where
-    /// they are known, each as `namespace/pod/container`.
+    /// The numbers behind it, by name; `waiting_ranks`, the ranks that wait for this one, where there are any; and `workloads`,
+    /// where they are known, each as `pod namespace/pod/container` or `Slurm step 77.0 of user 1000`.
     pub evidence: serde_json::Value,
     /// When the newest sign was seen.
     pub seen_ns: i64,
@@ -97,10 +97,11 @@ impl FindingRow {
         let (sign, subject) = (&finding.sign, &finding.sign.subject);
         let numbers = sign.evidence.iter().map(|evidence| (evidence.name.to_owned(), evidence.value.into()));
         let waiting = Some(&sign.waiting_ranks).filter(|ranks| !ranks.is_empty());
-        let pods = (!finding.pods.is_empty()).then(|| finding.pods.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let names = || finding.workloads.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let workloads = (!finding.workloads.is_empty()).then(names);
         let evidence = numbers
             .chain(waiting.map(|ranks| ("waiting_ranks".to_owned(), ranks.as_slice().into())))
-            .chain(pods.map(|pods| ("pods".to_owned(), pods.into())));
+            .chain(workloads.map(|names| ("workloads".to_owned(), names.into())));
         Self {
             id: finding.id,
             kind: sign.kind.label(),

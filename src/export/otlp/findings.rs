@@ -54,9 +54,9 @@ pub(super) fn event(finding: &Finding, step: &Attributed, context: &Context) -> 
             .map(|evidence| KeyValue::new(format!("highwater.finding.{}", evidence.name), evidence.value)),
     );
     attributes.extend(sign.lag_cause.map(|cause| KeyValue::new("highwater.finding.lag_cause", cause.label())));
-    if !finding.pods.is_empty() {
-        let pods = finding.pods.iter().map(|pod| pod.to_string().into()).collect();
-        attributes.push(KeyValue::new("highwater.finding.pods", Value::Array(Array::String(pods))));
+    if !finding.workloads.is_empty() {
+        let names = finding.workloads.iter().map(|name| name.to_string().into()).collect();
+        attributes.push(KeyValue::new("highwater.finding.workloads", Value::Array(Array::String(names))));
     }
     if !sign.waiting_ranks.is_empty() {
         let ranks = sign.waiting_ranks.iter().map(|rank| i64::from(*rank)).collect();

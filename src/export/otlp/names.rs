@@ -110,7 +110,9 @@ names! {
     PROCESS_MEMORY_USED => "highwater.process.gpu.memory.usage" "By" UpDown;
     GPU_POD_INFO => "highwater.gpu.pod.info" "1" GaugeInt;
     POD_MEMORY_USED => "highwater.pod.gpu.memory.usage" "By" UpDown;
-    GPU_MEMORY_OUTSIDE_PODS => "highwater.gpu.memory.outside_pods" "By" UpDown;
+    GPU_MEMORY_OUTSIDE_WORKLOADS => "highwater.gpu.memory.outside_workloads" "By" UpDown;
+    GPU_SLURM_INFO => "highwater.gpu.slurm_step.info" "1" GaugeInt;
+    SLURM_MEMORY_USED => "highwater.slurm_step.gpu.memory.usage" "By" UpDown;
     KUBELET_UP => "highwater.kubelet.up" "1" GaugeInt;
     JOB_INFO => "highwater.job.info" "1" GaugeInt;
     JOB_CONFLICTS => "highwater.job.conflicts" "{conflict}" CountInt;

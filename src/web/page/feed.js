@@ -180,7 +180,7 @@ class Feed {
         const gpu = this.gpus.get(one.uuid);
         if (!gpu) continue;
         Object.assign(gpu, { name: one.name, pci: one.pci_bus_id, trouble: one.trouble, total: one.memory_total_bytes,
-          reserved: one.memory_reserved_bytes, usable: one.memory_usable_bytes, processes: one.processes, pods: one.pods, parent: one.parent_uuid });
+          reserved: one.memory_reserved_bytes, usable: one.memory_usable_bytes, processes: one.processes, pods: one.pods, steps: one.slurm_steps, parent: one.parent_uuid });
         if (one.oldest_unix_nano !== null && this.originMs !== null) gpu.memory.oldest = this.seconds(one.oldest_unix_nano);
       }
       this.changed("gpus");

@@ -30,10 +30,11 @@ function holders(feed, gpu) {
     add("cached", whose, reserved - Math.min(allocated ?? reserved, reserved), "--c0", true);
     add("outside the allocator", whose, outside ?? 0, "--c1");
   }
-  const podOf = new Map((gpu.processes ?? []).map(({ pid, pod }) => [pid, pod]));
+  const within = ({ pod, slurm_step: step }) => pod ? `, pod ${pod}` : step ? `, Slurm step ${step}` : "";
+  const withinOf = new Map((gpu.processes ?? []).map((process) => [process.pid, within(process)]));
   const nameOf = (pid) => {
-    const rank = all.find((one) => one.pid === pid), pod = podOf.get(pid);
-    return `process ${pid}${rank ? `, ${rank.job} rank ${rank.rank}` : ""}${pod ? `, pod ${pod}` : ""}`;
+    const rank = all.find((one) => one.pid === pid);
+    return `process ${pid}${rank ? `, ${rank.job} rank ${rank.rank}` : ""}${withinOf.get(pid) ?? ""}`;
   };
   const others = [...left].filter(([, bytes]) => bytes !== null).sort((a, b) => b[1] - a[1]);
   for (const [pid, bytes] of others.slice(0, MOST_OTHERS)) add("other process", nameOf(pid), bytes, "--c3");
@@ -48,25 +49,33 @@ function holders(feed, gpu) {
 // `research/llama-0 (trainer)`.
 const podName = ({ namespace, pod, container }) => `${namespace}/${pod}${container ? ` (${container})` : ""}`;
 
-// `pod research/llama-0 (trainer)`, or several.
-const podsText = (pods) => `${pods.length === 1 ? "pod" : "pods"} ${pods.map(podName).join(", ")}`;
+// `77.0 of user 1000`.
+const slurmName = ({ job, step, user }) => `${job}${step ? `.${step}` : ""}${user === null ? "" : ` of user ${user}`}`;
 
-// The pods that have a GPU, in a sentence; none where the kubelet is not asked, and of a GPU whose MIG instances have them.
-function podsPart(feed, gpu) {
-  if (!gpu.pods || [...feed.gpus.values()].some(({ parent }) => parent === gpu.uuid)) return [];
-  const named = ({ used_bytes: bytes, ...pod }) => `${podName(pod)}${bytes === null ? "" : `, ${gib(bytes)}`}`;
-  const text = gpu.pods.length === 0 ? "No pod has this GPU." : `Pods with this GPU: ${gpu.pods.map(named).join("; ")}.`;
-  return [element("p", {}, text)];
+// The pods or Slurm steps of a finding or an incident: `pod research/llama-0 (trainer)`, or several; null if none are known.
+function workloadsText({ pods, slurm_steps: steps }) {
+  const list = (what, names) => names.length === 0 ? [] : [`${what}${names.length === 1 ? "" : "s"} ${names.join(", ")}`];
+  return [...list("pod", pods.map(podName)), ...list("Slurm step", steps.map(slurmName))].join(", ") || null;
+}
+
+// The pods or Slurm steps that have a GPU, in a sentence; none where they are not known, and of a GPU whose MIG instances have them.
+function workloadsPart(feed, gpu) {
+  if ([...feed.gpus.values()].some(({ parent }) => parent === gpu.uuid)) return [];
+  const sentence = (what, all, name) => {
+    const named = (one) => `${name(one)}${one.used_bytes === null ? "" : `, ${gib(one.used_bytes)}`}`;
+    return !all ? [] : [element("p", {}, all.length === 0 ? `No ${what} has this GPU.` : `${what === "pod" ? "Pods" : `${what}s`} with this GPU: ${all.map(named).join("; ")}.`)];
+  };
+  return [...sentence("pod", gpu.pods, podName), ...sentence("Slurm step", gpu.steps, slurmName)];
 }
 
 // A bar of the parts, and a table with their bytes.
 function holdersPart(feed, gpu) {
   const parts = holders(feed, gpu), title = element("h2", {}, `What the memory of GPU ${gpu.gpu} is`);
-  if (!parts) return [title, element("p", {}, "Its memory is not known now."), ...podsPart(feed, gpu)];
+  if (!parts) return [title, element("p", {}, "Its memory is not known now."), ...workloadsPart(feed, gpu)];
   const total = parts.reduce((sum, { bytes }) => sum + bytes, 0);
   const text = ({ what, whose, bytes }) => `${what}${whose ? `, ${whose}` : ""}: ${gib(bytes)}`;
   const alpha = ({ faint }) => faint ? 0.45 : 1;
   const bar = partsBar(parts.map((part) => ({ title: text(part), color: part.color, alpha: alpha(part), share: part.bytes / total })));
   const rows = parts.map((part) => [colored(part.what, part.color, alpha(part)), part.whose, gib(part.bytes), ratio(part.bytes / gpu.usable)]);
-  return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), ...podsPart(feed, gpu), element("p", { class: "note" }, HOLDERS_NOTE)];
+  return [title, bar, table(`Memory of GPU ${gpu.gpu} now`, ["memory", "held by", "bytes", "of what is usable"], rows, 2, true), ...workloadsPart(feed, gpu), element("p", { class: "note" }, HOLDERS_NOTE)];
 }

@@ -45,9 +45,9 @@ const followedOf = ({ findings }) => findings.filter(({ current }) => current).s
 
 // An incident as text for a ticket.
 function markdown(incident) {
-  const { what, why, advice, severity, certainty, job, ranks, gpus, pods, waiting_ranks: waiting, ended_unix_nano: ended } = incident;
+  const { what, why, advice, severity, certainty, job, ranks, gpus, waiting_ranks: waiting, ended_unix_nano: ended } = incident;
   const whose = [job === null ? null : `job ${job}${ranks.length ? ` ${numbered("rank", ranks)}` : ""}`, gpus.length ? `GPU ${gpus.map(({ gpu }) => gpu).join(", ")}` : null,
-    pods.length ? podsText(pods) : null,
+    workloadsText(incident),
     waiting.length ? `${numbered("rank", waiting)} ${waiting.length === 1 ? "waits" : "wait"}` : null].filter((text) => text !== null);
   const state = ended === null ? "going on" : `over ${when(ended)}`;
   return [`**${what}**`, "", ...followedOf(incident).map((text) => `- ${text}`), `- ${severity}, ${certainty}, ${oftenOf(incident)}, ${state}`,
@@ -80,7 +80,7 @@ function incidentPanel(feed, incident, show) {
     element("p", { class: "kind" }, `${incident.severity}, ${incident.certainty}, ${oftenOf(incident)}, ${ended === null ? "going on" : `over ${when(ended)}`}`,
       incident.job === null ? null : [" · ", link(["job", incident.job_id], incident.job), ranks.length ? ` ${numbered("rank", ranks)}` : ""],
       incident.gpus.length ? [" · GPU ", incident.gpus.map(({ gpu }, nth) => [nth ? ", " : "", link(["gpu", gpu], gpu)])] : null,
-      inPods(incident.pods),
+      inWorkloads(incident),
       waiting.length ? ` · ${numbered("rank", waiting)} ${waiting.length === 1 ? "waits" : "wait"}` : null,
       incident.findings.map(({ finding, last_id: id, count }) => [" · ", link(["finding", String(id)], `${finding} ${id}`), count > 1 ? ` (${count.toLocaleString("en")} times)` : ""]),
       captures.map((capture) => [" · capture ", link(["capture", capture.id], capture.id)]), " ",

@@ -44,8 +44,8 @@ function jobTable(feed) {
   return table("Jobs", ["job", "owner", "ranks here", "of", "GPUs", "step", "last heard"], rows, 2, true);
 }
 
-// The pods of a finding or an incident, after what else it concerns.
-const inPods = (pods) => pods.length === 0 ? null : ` · ${podsText(pods)}`;
+// The pods or Slurm steps of a finding or an incident, after what else it concerns.
+const inWorkloads = (found) => workloadsText(found) && ` · ${workloadsText(found)}`;
 
 // A finding with its advice. `show` shows it on the chart; null if there is no chart.
 function findingPanel(feed, found, show) {
@@ -61,7 +61,7 @@ function findingPanel(feed, found, show) {
       link(["finding", String(found.id)], `${found.finding} ${found.id}`),
       found.gpu === null ? null : [" on ", link(["gpu", found.gpu], `GPU ${found.gpu}`)],
       found.job === null ? null : [" in ", link(["job", found.job_id], found.job), found.rank === null ? "" : ` rank ${found.rank}`],
-      inPods(found.pods),
+      inWorkloads(found),
       found.waiting_ranks.length ? ` · ${found.waiting_ranks.length === 1 ? "rank" : "ranks"} ${found.waiting_ranks.join(", ")} ${found.waiting_ranks.length === 1 ? "waits" : "wait"}` : null,
       captures.map((capture) => [" · capture ", link(["capture", capture.id], capture.id)]), " ",
       show ? element("button", { onclick: () => show(found), "aria-label": `Show ${found.finding} ${found.id} on the chart` }, "Show") : null));

@@ -91,12 +91,14 @@ const AFTER_MANY_STEPS: [&str; 5] = [
 const UNKNOWN_AFTER_A_STALL: [&str; 2] =
     ["highwater_job_memory_outside_allocator_bytes", "highwater_phase_memory_growth_bytes"];
 
-/// For refused senders, a web configuration file, a job with coordinates, phases of 2 s or longer, and a kubelet. This test has none
-/// of them; `otlp::agreement` covers them, but for the kubelet's.
-const NOT_HERE: [&str; 10] = [
+/// For refused senders, a web configuration file, a job with coordinates, phases of 2 s or longer, a kubelet, and Slurm. This test has none
+/// of them; `otlp::agreement` covers them, but for the kubelet's and Slurm's.
+const NOT_HERE: [&str; 12] = [
     "highwater_gpu_pod_info",
+    "highwater_gpu_slurm_step_info",
     "highwater_pod_gpu_memory_used_bytes",
-    "highwater_gpu_memory_outside_pods_bytes",
+    "highwater_slurm_step_gpu_memory_used_bytes",
+    "highwater_gpu_memory_outside_workloads_bytes",
     "highwater_kubelet_up",
     "highwater_annotations_refused_total",
     "highwater_web_config_reads_total",

@@ -191,7 +191,7 @@ function findingPanel(recording, found, of, chart) {
     element("p", {}, first.why),
     changed ? element("p", {}, `At last, ${duration(seconds(found.seen_after_ns))}: ${found.what} ${found.why}`) : null,
     element("p", {}, found.advice), ...failure,
-    element("p", { class: "kind" }, `${found.severity}, ${found.kind}, ${found.certainty}, from ${duration(from)} to ${duration(to)}${found.pods.length ? ` · ${found.pods.length === 1 ? "pod" : "pods"} ${found.pods.join(", ")}` : ""} `,
+    element("p", { class: "kind" }, `${found.severity}, ${found.kind}, ${found.certainty}, from ${duration(from)} to ${duration(to)}${found.workloads.length ? ` · ${found.workloads.join(", ")}` : ""} `,
       element("button", { onclick: () => showFinding(recording, found, chart), "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show")));
 }
 

@@ -233,12 +233,12 @@ fn gpus_of(file: &mut RecordingReader) -> Result<BTreeMap<(String, u32), BTreeSe
 #[derive(Debug, Deserialize)]
 struct Evidence {
     #[serde(default)]
-    pods: Vec<String>,
+    workloads: Vec<String>,
 }
 
 impl Evidence {
-    fn pods(self) -> Vec<String> {
-        self.pods.into_iter().take(MOST_NAMED).map(|pod| short(&pod, LONGEST_NAME)).collect()
+    fn workloads(self) -> Vec<String> {
+        self.workloads.into_iter().take(MOST_NAMED).map(|name| short(&name, LONGEST_NAME)).collect()
     }
 }
 
@@ -262,7 +262,7 @@ fn findings(file: &mut RecordingReader, gpus: &[Gpu], interval: (i64, i64)) -> R
             job: text(row, 4)?.map(|job| short(&job, LONGEST_NAME)),
             rank: number(row, 5)?,
             incident: number(row, 16)?,
-            pods: json::<Evidence>(row, 17)?.map(Evidence::pods).unwrap_or_default(),
+            workloads: json::<Evidence>(row, 17)?.map(Evidence::workloads).unwrap_or_default(),
             begin_ns: near(needed(row, 6)?, interval)?,
             end_ns: number(row, 7)?.map(|end_ns| near(end_ns, interval)).transpose()?,
             what: sentence(8)?,
@@ -296,7 +296,7 @@ mod tests {
         INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES (1, 0, 30, 0), (1, 1, 95, 0), (2, 0, 'x', 0);
         INSERT INTO ranks (job, rank, gpus) VALUES ('j', 0, '[\"b\"]'), ('j', 1, '[\"a\"]');
         INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice',
-            '{\"free_bytes\": 1.0, \"pods\": [\"research/llama-0/main\"]}', 1900, 1210,
+            '{\"free_bytes\": 1.0, \"workloads\": [\"pod research/llama-0/main\"]}', 1900, 1210,
             'first what', 'first why', 'host', 4)";
 
     fn with(more: &str) -> Result<Report, OpenError> {
@@ -338,7 +338,7 @@ mod tests {
         let found = &report.found()[0];
         assert_eq!((found.gpu.as_deref(), found.begin_ns, found.end_ns), (Some("3"), 1_200, None));
         assert_eq!((found.lag_cause.as_deref(), found.incident), (Some("host"), Some(4)));
-        assert_eq!(found.pods, ["research/llama-0/main"]);
+        assert_eq!(found.workloads, ["pod research/llama-0/main"]);
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Found {
             id: 1,
             incident: 3,
             gpu: None,
-            pods: Vec::new(),
+            workloads: Vec::new(),
             first: highwater_core::detect::Said::of(&sign, seen_ns),
             sign,
             raised_ns,

@@ -327,7 +327,7 @@ fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
         id: 3,
         incident: 3,
         gpu: None,
-        pods: Vec::new(),
+        workloads: Vec::new(),
         first: highwater_core::detect::Said::of(&sign, seen_ns),
         sign,
         raised_ns: seen_ns,
