@@ -79,17 +79,25 @@ impl Finder<'_> {
             let index = format!("{gpu_index}:{place}");
             self.progress.at("nvmlDeviceGetMigDeviceHandleByIndex");
             match open_instance(gpu, place) {
-                Ok(Some((mig, uuid))) => self.add_instance(&mig, index, uuid, parent),
+                Ok(Some((mig, uuid))) => self.add_instance(&mig, index, uuid, (parent, handle_of(gpu))),
                 Ok(None) => {}
                 Err(code) => self.skip(index, code),
             }
         }
     }
 
-    fn add_instance(&mut self, mig: &nvml_wrapper::Device<'_>, index: String, uuid: String, parent: usize) {
+    fn add_instance(
+        &mut self,
+        mig: &nvml_wrapper::Device<'_>,
+        index: String,
+        uuid: String,
+        (parent, parent_handle): (usize, Handle),
+    ) {
         let gpu = &self.found.devices[parent];
         let handle = handle_of(mig);
         let ids = self.raw.instance_ids(handle).ok();
+        self.progress.at("nvmlDeviceGetGpuInstanceById");
+        let mig_place = ids.and_then(|(gpu_instance, _)| self.raw.mig_place(parent_handle, gpu_instance).ok());
         let device = Device {
             index,
             uuid,
@@ -98,6 +106,7 @@ impl Finder<'_> {
             pci_bus_id: gpu.pci_bus_id.clone(),
             minor: gpu.minor,
             gpu_instance: ids.map(|(gpu_instance, _)| gpu_instance),
+            mig_place,
             ..Device::default()
         };
         self.add(mig, device, Some(Instance { parent, ids }));

@@ -5,7 +5,7 @@
 //! loaded; [`Nvml`](super::Nvml) owns both.
 
 use super::errors::Code;
-use highwater_core::gpu::{Fabric, NvLinks};
+use highwater_core::gpu::{Fabric, MigPlace, NvLinks};
 use nvml_wrapper_sys::bindings as sys;
 use sys::field_id;
 
@@ -28,6 +28,8 @@ type Number = unsafe extern "C" fn(Device, *mut u32) -> Return;
 type LinkState = unsafe extern "C" fn(Device, u32, *mut sys::nvmlEnableState_t) -> Return;
 type FabricInfo = unsafe extern "C" fn(Device, *mut sys::nvmlGpuFabricInfo_t) -> Return;
 type Attributes = unsafe extern "C" fn(Device, *mut sys::nvmlDeviceAttributes_t) -> Return;
+type GpuInstance = unsafe extern "C" fn(Device, u32, *mut sys::nvmlGpuInstance_t) -> Return;
+type GpuInstanceInfo = unsafe extern "C" fn(sys::nvmlGpuInstance_t, *mut sys::nvmlGpuInstanceInfo_t) -> Return;
 
 /// A device handle that NVML gave out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +101,8 @@ pub(super) struct RawFunctions {
     gpu_instance_id: Option<Number>,
     compute_instance_id: Option<Number>,
     attributes: Option<Attributes>,
+    gpu_instance: Option<GpuInstance>,
+    gpu_instance_info: Option<GpuInstanceInfo>,
     nvlink_state: Option<LinkState>,
     fabric: Option<FabricInfo>,
     /// Whether this NVML may write longer process structures.
@@ -129,6 +133,8 @@ impl RawFunctions {
             gpu_instance_id: resolved(&library.nvmlDeviceGetGpuInstanceId),
             compute_instance_id: resolved(&library.nvmlDeviceGetComputeInstanceId),
             attributes: resolved(&library.nvmlDeviceGetAttributes_v2),
+            gpu_instance: resolved(&library.nvmlDeviceGetGpuInstanceById),
+            gpu_instance_info: resolved(&library.nvmlGpuInstanceGetInfo),
             nvlink_state: resolved(&library.nvmlDeviceGetNvLinkState),
             fabric: resolved(&library.nvmlDeviceGetGpuFabricInfo),
             writes_long_processes: driver_version.is_some_and(writes_long_processes),
@@ -323,6 +329,18 @@ impl RawFunctions {
         Ok((number(self.gpu_instance_id, handle)?, number(self.compute_instance_id, handle)?))
     }
 
+    /// Where the GPU instance with this id lies on a GPU. NVML tells it to root alone.
+    pub(super) fn mig_place(&self, gpu: Handle, id: u32) -> Result<MigPlace, Code> {
+        let (open, describe) = self.gpu_instance.zip(self.gpu_instance_info).ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut instance = std::ptr::null_mut();
+        let mut info = NO_INSTANCE;
+        // SAFETY: the handle is NVML's own, and `instance` outlives the call.
+        Code::check(unsafe { open(gpu.0, id, &raw mut instance) })?;
+        // SAFETY: NVML has just returned `instance`, and `info` outlives the call.
+        Code::check(unsafe { describe(instance, &raw mut info) })?;
+        Ok(MigPlace { profile: info.profileId, start: info.placement.start })
+    }
+
     /// Slices and memory of a MIG instance.
     pub(super) fn attributes(&self, handle: Handle) -> Result<sys::nvmlDeviceAttributes_t, Code> {
         let call = self.attributes.ok_or(Code::FUNCTION_NOT_FOUND)?;
@@ -340,6 +358,13 @@ const PROCESS_WORDS: usize = size_of::<sys::nvmlProcessInfo_t>() / 8;
 const SLOT_WORDS: usize = PROCESS_WORDS + 1;
 /// A value that is never the last word of a process, neither as ids of a MIG instance nor as bytes.
 const UNTOUCHED: u64 = 0xA5A5_A5A5_A5A5_A5A5;
+
+const NO_INSTANCE: sys::nvmlGpuInstanceInfo_t = sys::nvmlGpuInstanceInfo_t {
+    device: std::ptr::null_mut(),
+    id: 0,
+    profileId: 0,
+    placement: sys::nvmlGpuInstancePlacement_t { start: 0, size: 0 },
+};
 
 const NO_ATTRIBUTES: sys::nvmlDeviceAttributes_t = sys::nvmlDeviceAttributes_t {
     multiprocessorCount: 0,

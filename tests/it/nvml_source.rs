@@ -13,7 +13,7 @@ mod probe;
 
 use crate::fake_nvml::Control;
 use highwater::nvml::{self, Nvml};
-use highwater_core::gpu::{Activity, Fabric, NvLinkErrors, NvLinks, Pcie, PcieLink};
+use highwater_core::gpu::{Activity, Fabric, MigPlace, NvLinkErrors, NvLinks, Pcie, PcieLink};
 use highwater_core::source::{CallStats, Error, OpenError, Source};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -212,7 +212,7 @@ fn mig_instances_are_devices_of_their_own() {
              "processes": [{"pid": 70, "used": GIB}]},
             null,
             {"uuid": "MIG-y", "name": "NVIDIA H200", "used": 4 * GIB, "total": 35 * GIB, "gpu_instance": 3,
-             "gpu_slices": 2, "compute_slices": 2, "processes": [{"pid": 30, "used": null}]},
+             "profile_id": 14, "start": 4, "gpu_slices": 2, "compute_slices": 2, "processes": [{"pid": 30, "used": null}]},
         ]},
         {"uuid": "GPU-b", "used": GIB},
     ]}));
@@ -223,10 +223,24 @@ fn mig_instances_are_devices_of_their_own() {
     assert_eq!(parents, [None, Some("GPU-a"), Some("GPU-a"), None]);
     let profiles: Vec<_> = nvml.devices().iter().map(|device| device.mig_profile.as_deref()).collect();
     assert_eq!(profiles, [None, Some("1g.18gb"), Some("2g.35gb"), None]);
+    let places: Vec<_> = nvml.devices().iter().map(|device| device.mig_place).collect();
+    let place = |profile, start| Some(MigPlace { profile, start });
+    assert_eq!(places, [None, place(19, 0), place(14, 4), None]);
     let used: Vec<_> = (0..4).map(|gpu| nvml.memory_used(gpu, 0)).collect();
     assert_eq!(used, [Ok(9 * GIB), Ok(2 * GIB), Ok(4 * GIB), Ok(GIB)]);
     let pids = |gpu| -> Vec<u32> { nvml.processes(gpu, 0, &calls).into_iter().flatten().map(|p| p.pid).collect() };
     assert_eq!([pids(0), pids(1), pids(2), pids(3)], [vec![30, 70], vec![70], vec![30], vec![]]);
+}
+
+/// Root alone may ask for them. Without them an instance is read like any other.
+#[test]
+fn a_user_who_may_not_ask_for_places_has_none() {
+    const NO_PERMISSION: u32 = 4;
+    let node = Node::with(json!({"gpus": [
+        {"mig": [{"uuid": "MIG-x", "used": GIB}], "errors": {"nvmlDeviceGetGpuInstanceById": NO_PERMISSION}},
+    ]}));
+    let nvml = node.open();
+    assert_eq!((nvml.devices()[1].mig_place, nvml.memory_used(1, 0)), (None, Ok(GIB)));
 }
 
 #[test]

@@ -1,5 +1,14 @@
 //! One GPU or MIG instance, as a source finds it.
 
+/// What tells one GPU instance of a GPU from the others, before and after it exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MigPlace {
+    /// NVML's number of its profile: 19 for `1g.18gb`.
+    pub profile: u32,
+    /// Its first memory slice.
+    pub start: u32,
+}
+
 /// One GPU or MIG instance, as it was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
@@ -11,6 +20,8 @@ pub struct Device {
     pub minor: Option<u32>,
     /// The id of the GPU instance, of a MIG instance.
     pub gpu_instance: Option<u32>,
+    /// Where that lies on its GPU.
+    pub mig_place: Option<MigPlace>,
     /// Product name.
     pub name: Option<String>,
     /// PCI bus id, as `00000000:1B:00.0`.

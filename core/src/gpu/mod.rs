@@ -18,7 +18,7 @@ mod workloads;
 pub use active::ActiveSeconds;
 pub use breakdown::{Breakdown, BreakdownPoint, Parts, most_breakdown_bytes};
 pub use changes::{ChangeLog, Changed, GpuChange, MOST_TROUBLE, most_bytes as most_change_bytes};
-pub use device::Device;
+pub use device::{Device, MigPlace};
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
 pub use means::{ActivityMeans, ActivityShares};

@@ -1,6 +1,6 @@
 //! Which GPU a job means: by index, UUID or PCI bus id, or by the devices that are visible to it.
 
-use crate::gpu::Device;
+use crate::gpu::{Device, MigPlace};
 use crate::wire::{Gpu, GpuList as Named};
 use std::collections::{BTreeSet, HashMap};
 
@@ -24,7 +24,7 @@ impl Gpus {
         for (position, device) in devices.iter().enumerate() {
             by_name.insert(device.index.clone(), position);
             by_name.insert(device.uuid.to_ascii_lowercase(), position);
-            by_name.extend(device_file(device).map(|file| (file, position)));
+            by_name.extend(device_file(device).into_iter().chain(claimed_name(device)).map(|name| (name, position)));
             // A MIG instance shares its parent's bus id, and the parent stands before it.
             if let Some(bus_id) = &device.pci_bus_id {
                 by_name.entry(bus_id_key(bus_id)).or_insert(position);
@@ -104,6 +104,12 @@ fn device_file(device: &Device) -> Option<String> {
     }
 }
 
+/// The name of a MIG instance in claims of dynamic resource allocation, without what NVIDIA's driver adds to it: `gpu-3-mig-19-4`.
+fn claimed_name(device: &Device) -> Option<String> {
+    let MigPlace { profile, start } = device.mig_place?;
+    Some(format!("gpu-{}-mig-{profile}-{start}", device.minor?))
+}
+
 /// `0000:1b:00.0`, `00000000:1B:00.0` and `1b:00.0` are one bus id.
 fn bus_id_key(bus_id: &str) -> String {
     let bus_id = bus_id.to_ascii_lowercase();
@@ -159,6 +165,19 @@ mod tests {
         assert_eq!(find("/dev/nvidia4"), Some(0), "an instance does not take its GPU's name");
         assert_eq!([find("/dev/nvidia4/gi7"), find("/dev/nvidia4/gi1")], [Some(1), Some(3)]);
         assert_eq!([find("/dev/nvidia0"), find("/dev/nvidia4/gi2")], [None, None]);
+    }
+
+    #[test]
+    fn a_claim_names_an_instance_by_its_profile_and_its_place() {
+        let instance = |uuid: &str, start| Device {
+            uuid: uuid.into(),
+            minor: Some(4),
+            mig_place: Some(MigPlace { profile: 19, start }),
+            ..Device::default()
+        };
+        let gpus = Gpus::new(&[instance("MIG-bb", 0), instance("MIG-cc", 4)]);
+        let names = ["gpu-4-mig-19-0", "gpu-4-mig-19-4", "gpu-4-mig-19-5", "gpu-3-mig-19-4"];
+        assert_eq!(names.map(|name| gpus.find(name)), [Some(0), Some(1), None, None]);
     }
 
     #[test]

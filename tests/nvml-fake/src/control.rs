@@ -154,6 +154,9 @@ pub struct Mig {
     pub used: Curve,
     pub gpu_instance: u32,
     pub compute_instance: u32,
+    /// The number of its profile, and its first memory slice.
+    pub profile_id: u32,
+    pub start: u32,
     pub gpu_slices: u32,
     pub compute_slices: u32,
     pub processes: Vec<Process>,
@@ -296,6 +299,8 @@ impl Default for Mig {
             used: Curve::Constant(0),
             gpu_instance: 0,
             compute_instance: 0,
+            profile_id: 19,
+            start: 0,
             gpu_slices: 1,
             compute_slices: 1,
             processes: Vec::new(),

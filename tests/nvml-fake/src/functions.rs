@@ -64,6 +64,8 @@ functions! {
     nvmlDeviceGetGpuInstanceId,
     nvmlDeviceGetComputeInstanceId,
     nvmlDeviceGetAttributes_v2,
+    nvmlDeviceGetGpuInstanceById,
+    nvmlGpuInstanceGetInfo,
     nvmlDeviceGetSamples,
     nvmlEventSetCreate,
     nvmlDeviceGetSupportedEventTypes,

@@ -3,7 +3,9 @@
 use crate::control::Mig;
 use crate::functions::Function;
 use crate::handle::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Place, on_device, put};
-use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlDeviceAttributes_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+};
 
 /// As many instances as an H100 or H200 can have.
 const MOST_INSTANCES: u32 = 7;
@@ -65,6 +67,26 @@ extern "C" fn nvmlDeviceGetComputeInstanceId(device: nvmlDevice_t, id: *mut u32)
 extern "C" fn nvmlDeviceGetAttributes_v2(device: nvmlDevice_t, attributes: *mut nvmlDeviceAttributes_t) -> u32 {
     on_device(Function::nvmlDeviceGetAttributes_v2, device, |target| {
         put(attributes, attributes_of(target.mig.ok_or(NOT_SUPPORTED)?))
+    })
+}
+
+/// The handle of a GPU instance is that of its MIG instance.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetGpuInstanceById(device: nvmlDevice_t, id: u32, instance: *mut nvmlGpuInstance_t) -> u32 {
+    on_device(Function::nvmlDeviceGetGpuInstanceById, device, |target| {
+        let is_it = |mig: &Option<Mig>| mig.as_ref().is_some_and(|mig| mig.gpu_instance == id);
+        let place = target.whole()?.mig.iter().position(is_it).ok_or(NOT_FOUND)?;
+        put(instance, Place::of(target.state, target.place.gpu, Some(place)).to_handle().cast())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlGpuInstanceGetInfo(instance: nvmlGpuInstance_t, info: *mut nvmlGpuInstanceInfo_t) -> u32 {
+    on_device(Function::nvmlGpuInstanceGetInfo, instance.cast(), |target| {
+        let mig = target.mig.ok_or(INVALID_ARGUMENT)?;
+        let placement = nvmlGpuInstancePlacement_t { start: mig.start, size: mig.gpu_slices };
+        let device = Place::of(target.state, target.place.gpu, None).to_handle();
+        put(info, nvmlGpuInstanceInfo_t { device, id: mig.gpu_instance, profileId: mig.profile_id, placement })
     })
 }
 

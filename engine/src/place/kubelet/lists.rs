@@ -332,11 +332,22 @@ fn device_name(id: &str) -> Option<String> {
 /// The length of `GPU-` or `MIG-` and a UUID.
 const UUID_LENGTH: usize = 40;
 
-/// A GPU's device file by its name in a claim: NVIDIA's driver for dynamic resource allocation names it `gpu-3`. NVML lists no MIG
-/// instance by what its names say of them (`gpu-3-mig-19-4`).
+/// A GPU's device file, or a MIG instance by its profile and place, by the name in a claim. NVIDIA's driver for dynamic resource
+/// allocation names a GPU `gpu-3`, and an instance `gpu-3-mig-1g18gb-19-4` by its profile, the profile's number and its first memory
+/// slice; its versions up to 25.8 `gpu-3-mig-19-4-1` by number, first slice and slices.
 fn claimed_name(device: &str) -> Option<String> {
-    let minor = device.strip_prefix("gpu-")?.parse::<u32>().ok()?;
-    Some(format!("/dev/nvidia{minor}"))
+    let number = |text: &str| text.parse::<u32>().ok();
+    let rest = device.strip_prefix("gpu-")?;
+    let Some((minor, instance)) = rest.split_once("-mig-") else {
+        return Some(format!("/dev/nvidia{}", number(rest)?));
+    };
+    let parts: Vec<&str> = instance.split('-').collect();
+    let (profile, start) = match &*parts {
+        [profile, start, slices] if number(profile).is_some() => number(slices).and(Some((profile, start)))?,
+        [name, .., profile, start] if number(name).is_none() => (profile, start),
+        _ => return None,
+    };
+    Some(format!("gpu-{}-mig-{}-{}", number(minor)?, number(profile)?, number(start)?))
 }
 
 /// The name of NVIDIA's driver for dynamic resource allocation.
@@ -465,7 +476,19 @@ mod tests {
             assert_eq!(named(id), None, "{id}");
         }
         assert_eq!(claimed_name("gpu-5").as_deref(), Some("/dev/nvidia5"));
-        assert_eq!(["gpu-5-mig-19-4", "gpu-", "5"].map(claimed_name), [const { None }; 3]);
+        for name in ["gpu-5-mig-1g18gb-19-4", "gpu-5-mig-1g18gb-me-19-4", "gpu-5-mig-19-4-1"] {
+            assert_eq!(claimed_name(name).as_deref(), Some("gpu-5-mig-19-4"), "{name}");
+        }
+        let others = [
+            "gpu-5-mig-19-4",
+            "gpu-5-mig-1g18gb-x-4",
+            "gpu-5-mig-19-4-x",
+            "gpu-x-mig-19-4-1",
+            "gpu-vfio-0",
+            "gpu-",
+            "5",
+        ];
+        assert_eq!(others.map(claimed_name), [const { None }; 7]);
     }
 
     #[test]
