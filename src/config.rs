@@ -61,6 +61,8 @@ pub struct Settings {
     pub annotations_socket: Option<PathBuf>,
     /// The file with the token that annotations over TCP need.
     pub token_file: Option<PathBuf>,
+    /// The folder with a token for each Kubernetes namespace.
+    pub namespace_tokens: Option<PathBuf>,
     /// A separate address for annotations over TCP; `None` for `listen`.
     pub annotations_listen: Option<SocketAddr>,
     /// The exporters' common web configuration file.
@@ -115,6 +117,7 @@ impl Default for Settings {
             ring_max_bytes: ring.max_bytes,
             annotations_socket: Some(default_socket()),
             token_file: None,
+            namespace_tokens: None,
             annotations_listen: None,
             web_config_file: None,
             web_hosts: Hosts::default(),

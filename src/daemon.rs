@@ -18,6 +18,7 @@ mod recording;
 mod shared;
 mod sockets;
 mod threads;
+mod tokens;
 
 #[cfg(test)]
 mod bounds;
@@ -212,18 +213,12 @@ fn export(
     Ok(stop)
 }
 
-/// A larger file cannot be a token file.
-const MOST_TOKEN_BYTES: u64 = 64 << 10;
-
 fn access(settings: &Settings) -> anyhow::Result<Access> {
-    let Some(path) = &settings.token_file else {
+    if settings.token_file.is_none() && settings.namespace_tokens.is_none() {
         let listen = settings.annotations_listen.unwrap_or(settings.listen);
         return Ok(if listen.ip().is_loopback() { Access::Open } else { Access::Closed });
-    };
-    let token = highwater_engine::files::read_text(path, MOST_TOKEN_BYTES);
-    let token = token.with_context(|| format!("annotations.token_file: cannot read {}", path.display()))?;
-    anyhow::ensure!(token.trim().len() >= 16, "annotations.token_file: the token is shorter than 16 characters");
-    Ok(Access::Token(token.trim().into()))
+    }
+    Ok(Access::Tokens(Arc::new(tokens::read(settings)?)))
 }
 
 /// Opens the listeners and sockets through which clients reach the daemon, and logs where annotations are accepted.
@@ -234,7 +229,8 @@ fn open_doors(settings: &Settings) -> anyhow::Result<(Listeners, Sockets)> {
     let sockets = Sockets::open(settings)?;
     if is_closed {
         tracing::info!(
-            "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
+            "annotations over HTTP are refused: the address is not loopback, and neither annotations.token_file nor \
+             annotations.namespace_tokens is set"
         );
     }
     Ok((listeners, sockets))

@@ -30,7 +30,8 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     // Removed when this ends, however it does.
     let _own = own_folder(common, &mut settings)?;
     let socket = settings.annotations_socket.clone();
-    let takes_posts = settings.listen.ip().is_loopback() && settings.token_file.is_none();
+    let takes_posts =
+        settings.listen.ip().is_loopback() && settings.token_file.is_none() && settings.namespace_tokens.is_none();
     drive(async {
         let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;

@@ -85,8 +85,10 @@ keys! {
         |s, v| { s.ring_max_bytes = bytes(v, 256 << 10, 1 << 30)?; Ok(()) };
     "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` disables it. By default in $RUNTIME_DIRECTORY, which systemd sets, or else below $XDG_RUNTIME_DIR if that is set and the daemon does not run as root.",
         |s, v| { s.annotations_socket = path_or_none(v); Ok(()) };
-    "annotations.token_file" = "", "File with the token that annotations over TCP need. Without it they are accepted on loopback addresses only.",
+    "annotations.token_file" = "", "File with the token that annotations over TCP need. Without it and `annotations.namespace_tokens` they are accepted on loopback addresses only.",
         |s, v| { s.token_file = path(v); Ok(()) };
+    "annotations.namespace_tokens" = "", "Folder with a token for each Kubernetes namespace, each in a file that is called by the namespace, as a mounted Secret has them. What is sent with one belongs to its namespace, like what its pods send.",
+        |s, v| { s.namespace_tokens = path(v); Ok(()) };
     "annotations.listen" = "", "The address for annotations over TCP and requests for captures, such as 0.0.0.0:10452; `listen` if not set.",
         |s, v| { s.annotations_listen = address_or_none(v)?; Ok(()) };
     "annotations.max_jobs" = "128", "The most jobs at a time; each is a label value. One sender gets at most half of this and of the other limits over all jobs.",

@@ -38,10 +38,38 @@ pub struct Door {
 pub enum Access {
     /// Any client that can connect: the address is loopback.
     Open,
-    /// Any client with this token.
-    Token(Arc<str>),
+    /// Any client with one of these tokens.
+    Tokens(Arc<Tokens>),
     /// No client: the address is not loopback and no token is set.
     Closed,
+}
+
+/// The tokens that give access.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// That of all clients.
+    pub of_all: Option<Box<str>>,
+    /// Kubernetes namespaces, each with its token.
+    pub of_namespaces: Vec<(Arc<str>, Box<str>)>,
+}
+
+/// Whom a token names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody in particular, or no token is needed.
+    Anyone,
+    /// Someone of this Kubernetes namespace.
+    Namespace(Arc<str>),
+}
+
+impl Tokens {
+    /// Whose token this is. The time that it takes does not depend on which it is.
+    fn holder(&self, given: &str) -> Option<Holder> {
+        let of_all = self.of_all.iter().map(|token| (Holder::Anyone, token));
+        let of_namespaces = self.of_namespaces.iter().map(|(name, token)| (Holder::Namespace(Arc::clone(name)), token));
+        let is_it = |token: &str| same(given.as_bytes(), token.as_bytes());
+        of_all.chain(of_namespaces).fold(None, |found, (holder, token)| if is_it(token) { Some(holder) } else { found })
+    }
 }
 
 /// Takes a batch. 200 if at least one event was accepted or none was sent, 400 if all were refused; both report the
@@ -54,10 +82,14 @@ pub enum Access {
         (status = 401, body = super::problem::Body), (status = 403, body = super::problem::Body),
         (status = 408, body = super::problem::Body), (status = 413, body = super::problem::Body))))]
 pub async fn post(State(door): State<Door>, peer: Option<Extension<Peer>>, headers: HeaderMap, body: Body) -> Response {
-    if let Err(problem) = door.access.check(&headers, "annotations") {
-        return problem.into_response();
+    let holder = match door.access.check(&headers, "annotations") {
+        Ok(holder) => holder,
+        Err(problem) => return problem.into_response(),
+    };
+    let mut sender = peer.map_or(UNKNOWN, |Extension(peer)| sender(&peer));
+    if let Holder::Namespace(namespace) = holder {
+        sender.namespace = Some(namespace);
     }
-    let sender = peer.map_or(UNKNOWN, |Extension(peer)| sender(&peer));
     let answer = match in_time(take(&door.intake, &sender, body)).await {
         Err(problem) => return problem.into_response(),
         Ok(Ok(Some(answer))) => answer,
@@ -108,34 +140,36 @@ impl Access {
     /// Whether a token is set and a request with these headers has it.
     #[must_use]
     pub fn has_token(&self, headers: &HeaderMap) -> bool {
-        matches!(self, Access::Token(token) if same(bearer(headers).as_bytes(), token.as_bytes()))
+        matches!(self, Access::Tokens(tokens) if tokens.holder(bearer(headers)).is_some())
     }
 
-    /// Whether a request with these headers may write. `what` is what it writes, for the error.
+    /// Who may write by a request with these headers. `what` is what it writes, for the error.
     ///
     /// # Errors
     /// Why not.
-    pub fn check(&self, headers: &HeaderMap, what: &str) -> Result<(), Problem> {
+    pub fn check(&self, headers: &HeaderMap, what: &str) -> Result<Holder, Problem> {
         // Browsers send the page's origin, and jobs do not. Without this check any web page could write to loopback.
         if headers.contains_key(header::ORIGIN) {
             return Err(Problem::new(StatusCode::FORBIDDEN, format!("{what} are not accepted from web pages")));
         }
-        let token = match self {
-            Access::Open => return Ok(()),
+        let tokens = match self {
+            Access::Open => return Ok(Holder::Anyone),
             Access::Closed => {
                 let detail = format!(
                     "{what} over TCP are refused on an address that is not loopback unless `annotations.token_file` \
-                     is set; the Unix socket takes annotations"
+                     or `annotations.namespace_tokens` is set; the Unix socket takes annotations"
                 );
                 return Err(Problem::new(StatusCode::FORBIDDEN, detail));
             }
-            Access::Token(token) => token,
+            Access::Tokens(tokens) => tokens,
         };
-        if same(bearer(headers).as_bytes(), token.as_bytes()) {
-            return Ok(());
-        }
-        let detail = format!("{what} need `Authorization: Bearer <token>` with the token of `annotations.token_file`");
-        Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
+        tokens.holder(bearer(headers)).ok_or_else(|| {
+            let detail = format!(
+                "{what} need `Authorization: Bearer <token>` with the token of `annotations.token_file`, or one of \
+                 `annotations.namespace_tokens`"
+            );
+            Problem::new(StatusCode::UNAUTHORIZED, detail)
+        })
     }
 }
 
@@ -162,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_scheme_of_a_token_is_written_in_any_case() {
-        let access = Access::Token("0123456789abcdef".into());
+        let access = Access::Tokens(Arc::new(Tokens { of_all: Some("0123456789abcdef".into()), ..Tokens::default() }));
         let takes = |text: &str| {
             let value = HeaderValue::from_str(text).expect("a header");
             let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);

@@ -12,7 +12,7 @@ use super::serve::in_time;
 use super::site::{LongAnswers, Site};
 use crate::capture::{Listed, Recorder, Refusal, Request};
 use crate::heap;
-use crate::web::annotations::Access;
+use crate::web::annotations::{Access, Holder};
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -116,7 +116,11 @@ pub(super) async fn ask(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    captures.access.check(&headers, "requests for captures")?;
+    // A capture has all of the node, and the room for captures is everyone's.
+    if let Holder::Namespace(namespace) = captures.access.check(&headers, "requests for captures")? {
+        let detail = format!("the token of namespace `{namespace}` is for annotations alone");
+        return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+    }
     let request = request(&read(body).await?)?;
     let id = match captures.recorder.ask(request) {
         Ok(id) => id,

@@ -545,3 +545,34 @@ fn an_address_that_is_not_loopback_needs_a_token() {
     let request = agent().post(&url).header("authorization", "Bearer 0123456789abcdef");
     assert_eq!(answer(request.send_json(begin("x")), "POST").0, 200);
 }
+
+/// Over TCP, all clients behind one address were one owner: one namespace's job could not be distinguished from another's.
+#[test]
+fn two_namespaces_with_tokens_each_have_a_job_of_one_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (namespace, token) in [("research", "0123456789abcdef"), ("serving", "fedcba9876543210")] {
+        std::fs::write(folder.path().join(namespace), token).expect("written");
+    }
+    let tokens = format!("annotations.namespace_tokens={}", folder.path().display());
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", &tokens]).ready();
+    let send = |token: &str, path: &str, body: &Value| {
+        let url = format!("http://{}{path}", daemon.address());
+        answer(agent().post(&url).header("authorization", format!("Bearer {token}")).send_json(body), "POST")
+    };
+    let annotate = |token: &str, body: &Value| send(token, "/api/v1/annotations", body);
+    let step = json!({"event": "begin", "kind": "step", "job": "train", "step": 3});
+    assert_eq!(annotate("0123456789abcdef", &step).0, 200);
+    assert_eq!(annotate("fedcba9876543210", &step).0, 200);
+    assert_eq!([annotate("0123456789abcdee", &step).0, post(&daemon, &step).0], [401, 401]);
+    let metrics = daemon.metrics();
+    let jobs = metrics.lines().filter(|line| line.starts_with("highwater_job_step{"));
+    let namespaces: Vec<_> = jobs.filter_map(|line| line.split("namespace=\"").nth(1)?.split('"').next()).collect();
+    assert_eq!(namespaces, ["research", "serving"], "{metrics}");
+    // Who has one namespace's token says nothing of another's pods, and takes no captures of the whole node.
+    let mut other = step;
+    other["attributes"] = json!({"k8s.namespace.name": "serving", "k8s.pod.name": "vllm-0"});
+    let (status, said) = annotate("0123456789abcdef", &other);
+    assert!(status == 400 && said.contains("the token is that of namespace `research`"), "{said}");
+    let (status, said) = send("0123456789abcdef", "/api/v1/captures", &json!({}));
+    assert!(status == 403 && said.contains("is for annotations alone"), "{said}");
+}

@@ -13,7 +13,7 @@ use yaml_rust2::{Yaml, YamlLoader};
 /// Turns on everything that is off by default.
 const EVERYTHING: &str = r#"
 config: {sampling: {period: 2ms}}
-annotations: {port: 10452, socket: {hostPath: {enabled: true, path: /run/hw}}, token: {existingSecret: hw-token, key: bearer}}
+annotations: {port: 10452, socket: {hostPath: {enabled: true, path: /run/hw}}, token: {existingSecret: hw-token, key: bearer, namespacesSecret: hw-namespaces}}
 health: {port: 10999}
 web: {existingSecret: hw-web, key: web.yml}
 captures: {mostBytes: 1Gi, hostPath: {enabled: true, path: /var/lib/hw}}
@@ -461,10 +461,14 @@ fn the_daemon_takes_what_the_chart_renders() {
         let config = objects.iter().find_map(|object| object["data"]["highwater.yaml"].as_str());
         let config = config.map(|text| {
             // Replaces paths that the pod mounts with paths that exist here.
-            let (file, token) = (directory.path().join("highwater.yaml"), directory.path().join("token"));
+            let [file, token, folder] =
+                ["highwater.yaml", "token", "namespaces"].map(|name| directory.path().join(name));
+            std::fs::create_dir(&folder).expect("writable");
             std::fs::write(&token, "secret-secret-secret").expect("writable");
-            std::fs::write(&file, text.replace("/etc/highwater/token/token", &token.display().to_string()))
-                .expect("writable");
+            std::fs::write(folder.join("research"), "another-secret-secret").expect("writable");
+            let text = text.replace("/etc/highwater/token/token", &token.display().to_string());
+            let text = text.replace("/etc/highwater/namespace-tokens", &folder.display().to_string());
+            std::fs::write(&file, text).expect("writable");
             file
         });
         let web = directory.path().join("web.yml");

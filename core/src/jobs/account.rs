@@ -26,7 +26,7 @@ const MOST_APART: usize = 16;
 const OTHERS: &str = "other";
 
 /// What the kernel says of a sender.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sender {
     /// Its process, where a socket's credentials name one.
     pub pid: Option<u32>,
@@ -36,16 +36,18 @@ pub struct Sender {
     pub address: Option<IpAddr>,
     /// The connection over which it sends, if the end of the connection is the end of the sender.
     pub connection: Option<u32>,
+    /// The Kubernetes namespace of which it has shown the token.
+    pub namespace: Option<Arc<str>>,
 }
 
 impl Sender {
     /// The daemon itself: the player of a recording. No share bounds it.
-    pub const DAEMON: Sender = Sender { pid: None, uid: None, address: None, connection: None };
+    pub const DAEMON: Sender = Sender { pid: None, uid: None, address: None, connection: None, namespace: None };
 
     /// A process on this node.
     #[must_use]
     pub fn process(pid: Option<u32>, uid: u32) -> Self {
-        Self { pid, uid: Some(uid), address: None, connection: None }
+        Self { pid, uid: Some(uid), ..Self::DAEMON }
     }
 }
 
@@ -84,15 +86,21 @@ pub enum Owner {
     },
     /// The senders at this address; for an IPv6 address, its network of 64 bits.
     Address(IpAddr),
+    /// Those that have shown the token of this Kubernetes namespace.
+    Namespace(Arc<str>),
 }
 
 impl Owner {
     /// All local clients over TCP whose user is not known.
     pub const NOBODY: Owner = Owner::Address(IpAddr::V4(Ipv4Addr::LOCALHOST));
 
-    /// The owner of a sender at this place. `within` is used only if the sender's user is known.
+    /// The owner of a sender at this place. `within` is used only if the sender's user is known and it has shown no token of a
+    /// namespace.
     #[must_use]
     pub fn of(sender: &Sender, within: Within) -> Self {
+        if let Some(namespace) = &sender.namespace {
+            return Owner::Namespace(Arc::clone(namespace));
+        }
         match (sender.uid, sender.address) {
             (Some(uid), _) => Owner::User { uid, within },
             (None, Some(IpAddr::V6(address))) if !address.is_loopback() => {
@@ -106,15 +114,22 @@ impl Owner {
         }
     }
 
-    /// Whether this owner may send events about what `other` began: both are in pods of one namespace, or both are the same
-    /// owner. Pods of one job share a node and are replaced under other names, so the name of the pod does not count.
+    /// Whether this owner may send events about what `other` began: both are in pods of one namespace or have its token, or both are
+    /// the same owner. Pods of one job share a node and are replaced under other names, so the name of the pod does not count.
     #[must_use]
     pub fn speaks_for(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Owner::User { within: Within::Pod(pod), .. }, Owner::User { within: Within::Pod(other), .. }) => {
-                pod.namespace == other.namespace
-            }
-            (one, other) => one == other,
+        match (self.namespace(), other.namespace()) {
+            (Some(own), Some(others)) => own == others,
+            _ => self == other,
+        }
+    }
+
+    /// The Kubernetes namespace that it is known to be of.
+    fn namespace(&self) -> Option<&str> {
+        match self {
+            Owner::User { within: Within::Pod(pod), .. } => Some(&pod.namespace),
+            Owner::Namespace(namespace) => Some(namespace),
+            _ => None,
         }
     }
 
@@ -123,6 +138,7 @@ impl Owner {
     pub fn scope(&self) -> Scope {
         match self {
             Owner::User { within: Within::Pod(pod), .. } => Scope::Namespace(pod.namespace.as_str().into()),
+            Owner::Namespace(namespace) => Scope::Namespace(Arc::clone(namespace)),
             Owner::User { uid, .. } => Scope::User(uid.to_string().into()),
             Owner::Address(address) => Scope::User(address.to_string().into()),
             Owner::Daemon => Scope::Daemon,
@@ -151,6 +167,7 @@ impl Owner {
             Owner::Daemon => "daemon".to_owned(),
             Owner::User { uid, .. } => format!("uid {uid}"),
             Owner::Address(_) => "tcp".to_owned(),
+            Owner::Namespace(namespace) => format!("namespace {namespace}"),
         }
     }
 }
@@ -576,6 +593,13 @@ mod tests {
         assert!(!of(1, pod("a", "x")).is_known_as(&of(0, Within::Unknown)), "another user");
         assert!(!of(0, pod("a", "x")).is_known_as(&of(0, Within::Node)), "the node itself is known");
         assert!(!user(1).speaks_for(&user(2)));
+        // A token is as good as a pod, and better than a user or an address.
+        let shown = |namespace: &str| Sender { uid: Some(1), namespace: Some(namespace.into()), ..Sender::default() };
+        let token = |namespace| Owner::of(&shown(namespace), pod("c", "z"));
+        assert!(token("a").speaks_for(&of(0, pod("a", "x"))) && of(0, pod("a", "x")).speaks_for(&token("a")));
+        assert!(token("a").speaks_for(&token("a")) && !token("a").speaks_for(&token("b")));
+        assert!(!token("a").speaks_for(&of(0, pod("c", "z"))) && !token("a").speaks_for(&user(1)));
+        assert_eq!(token("a").scope(), of(0, pod("a", "x")).scope());
         let address = |text: &str| Sender { address: text.parse().ok(), ..Sender::default() };
         let of_address = |text| Owner::of(&address(text), Within::Node);
         assert_eq!(of_address("2001:db8::1"), of_address("2001:db8::2"), "one network");
@@ -672,6 +696,8 @@ mod tests {
         let expected =
             [("daemon", "daemon"), ("uid 5", "uid 5"), ("uid 5 in pod n/p", "uid 5"), ("a sender at 10.0.0.1", "tcp")];
         assert_eq!(names, expected.map(|(name, label)| (name.to_owned(), label.to_owned())));
+        let token = Owner::Namespace("n".into());
+        assert_eq!((token.to_string(), token.label()), ("namespace n".to_owned(), "namespace n".to_owned()));
         assert_eq!(Owner::of(&Sender::DAEMON, Within::Node), Owner::Daemon);
         assert_eq!(Owner::of(&Sender::process(Some(1), 5), Within::Node), user(5));
         assert!(

@@ -15,6 +15,10 @@ const STEP_NAME: &str = "step";
 /// The name of a rank's exit that was given none.
 const EXIT_NAME: &str = "exit";
 
+/// OpenTelemetry's names of attributes that say which pod a sender is in.
+pub(super) const NAMESPACE: &str = "k8s.namespace.name";
+pub(super) const POD: &str = "k8s.pod.name";
+
 /// Attributes of one event, by name. Kept with every ended phase, hence as small as can be.
 pub type Attributes = Box<[(Box<str>, Scalar)]>;
 
@@ -179,8 +183,10 @@ impl Context<'_> {
             (Some(named), Some(gpus)) => Some(gpus.resolve(named).map_err(Refusal::UnknownGpu)?),
             _ => None,
         };
-        if let Some(attributes) = &raw.attributes {
+        let mut attributes = raw.attributes;
+        if let Some(attributes) = &mut attributes {
             self.check_attributes(attributes)?;
+            self.check_namespace(attributes)?;
         }
         if raw.layer.is_some() && (raw.event, raw.kind) != (EventType::Mark, Kind::Layer) {
             return Err(Refusal::Malformed("`layer` belongs to an event `mark` of kind `layer`".to_owned()));
@@ -200,12 +206,28 @@ impl Context<'_> {
             step: raw.step,
             memory: raw.memory,
             layer: raw.layer,
-            attributes: raw
-                .attributes
+            attributes: attributes
                 .map(|attributes| attributes.into_iter().map(|(name, value)| (name.into_boxed_str(), value)).collect()),
             pid: self.sender.pid,
             connection: self.sender.connection,
         })
+    }
+
+    /// Who has shown the token of a namespace speaks of no pod of another, and need not name it.
+    fn check_namespace(&self, attributes: &mut BTreeMap<String, Scalar>) -> Result<(), Refusal> {
+        let Some(own) = &self.sender.namespace else { return Ok(()) };
+        match attributes.get(NAMESPACE) {
+            Some(Scalar::Text(named)) if **named == **own => {}
+            Some(Scalar::Text(named)) => {
+                return Err(Refusal::OtherNamespace { named: named.clone(), own: own.to_string() });
+            }
+            Some(_) => return Err(Refusal::Malformed(format!("{NAMESPACE}: is no text"))),
+            None if attributes.contains_key(POD) => {
+                attributes.insert(NAMESPACE.to_owned(), Scalar::Text(own.to_string()));
+            }
+            None => {}
+        }
+        Ok(())
     }
 
     fn check_name(&self, field: &'static str, name: &str) -> Result<(), Refusal> {
@@ -302,6 +324,31 @@ mod tests {
     /// What is wrong with an annotation with these fields.
     fn refused(fields: Value) -> String {
         check(&fields).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn who_shows_a_namespaces_token_speaks_of_no_other_ones_pods() {
+        let sender = Sender { namespace: Some("research".into()), ..Sender::default() };
+        let attributes = |attributes: Value| {
+            let json = json!({"event": "begin", "name": "f", "job": "j", "attributes": attributes});
+            let event = check_as(json, &sender, &Limits::default(), None, None)?;
+            Ok::<_, Refusal>(
+                event.attributes.expect("some").iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(attributes(json!({"k8s.pod.name": "a"})), Ok(vec![NAMESPACE.to_owned(), POD.to_owned()]));
+        assert_eq!(attributes(json!({NAMESPACE: "research"})), Ok(vec![NAMESPACE.to_owned()]));
+        assert_eq!(attributes(json!({"LOCAL_RANK": 1})), Ok(vec!["LOCAL_RANK".to_owned()]));
+        let other = attributes(json!({NAMESPACE: "serving", POD: "b"})).expect_err("refused");
+        assert_eq!(
+            other.to_string(),
+            "k8s.namespace.name: is `serving`, and the token is that of namespace `research`"
+        );
+        let number = attributes(json!({NAMESPACE: 7})).expect_err("refused");
+        assert_eq!(number.to_string(), "not a valid event: k8s.namespace.name: is no text");
+        let without = Sender { namespace: None, ..sender };
+        let json = json!({"event": "begin", "name": "f", "job": "j", "attributes": {NAMESPACE: "serving"}});
+        assert!(check_as(json, &without, &Limits::default(), None, None).is_ok());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where a rank runs, according to its events and its process, and the search for its GPUs if it names none.
 
-use super::event::Attributes;
+use super::event::{Attributes, NAMESPACE, POD};
 use crate::wire::Scalar;
 
 /// A container of this node, as Kubernetes names it.
@@ -77,8 +77,8 @@ impl<'a> Place<&'a str> {
                 Some(Scalar::Text(rank)) => rank.parse().ok(),
                 _ => None,
             },
-            namespace: text("k8s.namespace.name"),
-            pod: text("k8s.pod.name"),
+            namespace: text(NAMESPACE),
+            pod: text(POD),
             pod_uid: text("k8s.pod.uid"),
             container: text("k8s.container.name"),
         }

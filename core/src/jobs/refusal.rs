@@ -43,6 +43,8 @@ pub enum Refusal {
     TooManyOpen(usize),
     #[error("job `{0}` belongs to another user or namespace")]
     NotOwner(String),
+    #[error("k8s.namespace.name: is `{named}`, and the token is that of namespace `{own}`")]
+    OtherNamespace { named: String, own: String },
     #[error("rank {rank} of job `{job}` is process {holder}, which still runs")]
     Contested { job: String, rank: u32, holder: u32 },
     #[error("{what}: {}", shortage(*.short, *.limit))]
@@ -98,7 +100,7 @@ impl Refusal {
             Refusal::TooManyRanks(..) => Outcome::TooManyRanks,
             Refusal::TooManyNames(_) | Refusal::TooManySeries(..) => Outcome::TooManyNames,
             Refusal::TooManyOpen(_) => Outcome::TooManyOpen,
-            Refusal::NotOwner(_) => Outcome::NotOwner,
+            Refusal::NotOwner(_) | Refusal::OtherNamespace { .. } => Outcome::NotOwner,
             Refusal::Contested { .. } => Outcome::Contested,
             Refusal::OverBudget { .. } | Refusal::TooManyRecords(_) => Outcome::OverBudget,
             Refusal::OverRate(_) => Outcome::OverRate,
@@ -209,6 +211,7 @@ mod tests {
             (Refusal::TooManySeries(short, 1), Outcome::TooManyNames),
             (Refusal::TooManyOpen(1), Outcome::TooManyOpen),
             (Refusal::NotOwner(text()), Outcome::NotOwner),
+            (Refusal::OtherNamespace { named: text(), own: text() }, Outcome::NotOwner),
             (Refusal::Contested { job: text(), rank: 0, holder: 1 }, Outcome::Contested),
             (Refusal::OverBudget { what: "bytes", resource: Resource::Bytes, short, limit: 1 }, Outcome::OverBudget),
             (Refusal::TooManyRecords(1), Outcome::OverBudget),

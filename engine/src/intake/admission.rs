@@ -252,7 +252,7 @@ impl Intake {
             (Owner::User { within: Within::Unknown, .. }, Some(pid)) => self.senders.places.unlinked(pid, live_ns),
             _ => None,
         };
-        Arrival { at_ns, live_ns, unix_shift_ns, sender: *sender, account, unlinked }
+        Arrival { at_ns, live_ns, unix_shift_ns, sender: sender.clone(), account, unlinked }
     }
 
     /// Sets an arrival to now.

@@ -103,9 +103,14 @@ the right to read namespaces. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Whether annotations over TCP are taken: with a token of either kind. */}}
+{{- define "highwater.hasTokens" -}}
+{{- with .Values.annotations.token }}{{ or .existingSecret .namespacesSecret }}{{ end -}}
+{{- end -}}
+
 {{/* The separate port for annotations over TCP: only with a token are there any. */}}
 {{- define "highwater.ownPort" -}}
-{{- if and .Values.annotations.token.existingSecret .Values.annotations.port }}{{ .Values.annotations.port }}{{ end -}}
+{{- if and (include "highwater.hasTokens" .) .Values.annotations.port }}{{ .Values.annotations.port }}{{ end -}}
 {{- end -}}
 
 {{/* How Prometheus scrapes the pods: what a ServiceMonitor and a PodMonitor have in common. */}}
@@ -212,11 +217,14 @@ selector:
 {{- printf "%dMi" (add1 (div (mul $mebibytes 5) 4)) -}}
 {{- end -}}
 
-{{/* The daemon's configuration file: `config`, and the path of the token. Empty if neither is set. */}}
+{{/* The daemon's configuration file: `config`, and the paths of tokens. Empty if none is set. */}}
 {{- define "highwater.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if .Values.annotations.token.existingSecret -}}
 {{- $config = mergeOverwrite $config (dict "annotations" (dict "token_file" "/etc/highwater/token/token")) -}}
+{{- end -}}
+{{- if .Values.annotations.token.namespacesSecret -}}
+{{- $config = mergeOverwrite $config (dict "annotations" (dict "namespace_tokens" "/etc/highwater/namespace-tokens")) -}}
 {{- end -}}
 {{- if $config -}}
 {{ toYaml $config }}

@@ -341,7 +341,7 @@ fn user(uid: u32) -> Sender {
 fn users_of_one_job_name_have_a_job_each() {
     let (intake, ..) = node();
     let over_tcp = Sender { address: "127.0.0.1".parse().ok(), ..Sender::default() };
-    let senders = [user(1), user(2), over_tcp, Sender { uid: Some(1), ..over_tcp }];
+    let senders = [user(1), user(2), over_tcp.clone(), Sender { uid: Some(1), ..over_tcp }];
     assert_eq!(senders.map(|sender| intake.take_json(&begins("j", &["a"]), &sender).accepted), [1; 4]);
     let jobs: Vec<String> = intake.jobs().by_id().keys().map(JobId::text).collect();
     assert_eq!(jobs, ["1/j", "127.0.0.1/j", "2/j"], "one of a user, over whichever door");
@@ -678,15 +678,15 @@ fn a_second_process_of_a_rank_is_told_the_name_under_which_its_marks_are_kept() 
     let connected =
         |pid: u32, connection: u32| Sender { connection: Some(connection), ..Sender::process(Some(pid), 7) };
     let step = json!({"event": "begin", "kind": "step", "job": "train"}).to_string();
-    let send = |sender: Sender| intake.take_json(step.as_bytes(), &sender);
+    let send = |sender: &Sender| intake.take_json(step.as_bytes(), sender);
     let (holder, second) = (connected(first.id(), 1), connected(4_000_000, 2));
-    assert_eq!([send(holder), send(holder)].map(|answer| (answer.accepted, answer.job)), [(1, None), (1, None)]);
-    assert_eq!(send(second).job.as_deref(), Some("train~4000000"));
-    assert_eq!((send(holder).job, intake.jobs().conflicts()), (None, 1));
+    assert_eq!([send(&holder), send(&holder)].map(|answer| (answer.accepted, answer.job)), [(1, None), (1, None)]);
+    assert_eq!(send(&second).job.as_deref(), Some("train~4000000"));
+    assert_eq!((send(&holder).job, intake.jobs().conflicts()), (None, 1));
     drop(first.stdin.take());
     first.wait().expect("it ends");
     let third = connected(4_000_001, 3);
-    assert_eq!(send(third).job, None, "the rank is free, although its connection's end was not seen yet");
+    assert_eq!(send(&third).job, None, "the rank is free, although its connection's end was not seen yet");
 }
 
 /// Jobs send Unix time, which operators set, NTP slews, and a suspended machine leaves behind. A step lasts as long as it
