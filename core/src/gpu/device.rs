@@ -1,6 +1,6 @@
 //! One GPU or MIG instance, as a source finds it.
 
-/// What tells one GPU instance of a GPU from the others, before and after it exists.
+/// The GPU instance of a GPU that is meant, before and after it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigPlace {
     /// NVML's number of its profile: 19 for `1g.18gb`.
