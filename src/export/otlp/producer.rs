@@ -56,7 +56,7 @@ impl Producer {
         let start_ns = snapshots.state.clock.now_ns() + snapshots.state.clock.unix_shift_ns();
         let mapper = Mapper::new(settings.temporality, settings.resource.clone(), start_ns)
             .with_explicit_histograms(settings.explicit_histograms);
-        let mut traces = Traces::new(settings.spans);
+        let mut traces = Traces::new(settings.spans, settings.phases);
         traces.skip_to(&snapshots.state.ledger.ended());
         let span_requests = SpanRequests::new(&settings.resource, settings.queue_bytes);
         Self {

@@ -28,6 +28,15 @@ pub enum Spans {
     Findings,
 }
 
+/// What becomes of the phases of a step that is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phases {
+    /// Each is a span below that of the step.
+    Spans,
+    /// Attributes of the step's span, which is then one row of a table.
+    Attributes,
+}
+
 /// Whether every change of memory is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Raw {
@@ -57,6 +66,8 @@ pub struct Keys {
     pub endpoint: Option<String>,
     /// Which steps become traces.
     pub spans: Spans,
+    /// What becomes of their phases.
+    pub phases: Phases,
     /// Whether every change of memory is sent.
     pub raw: Raw,
     /// The most bytes that wait to be sent.
@@ -67,7 +78,14 @@ pub struct Keys {
 
 impl Default for Keys {
     fn default() -> Self {
-        Self { endpoint: None, spans: Spans::All, raw: Raw::Never, queue_bytes: 64 << 20, queue_dir: None }
+        Self {
+            endpoint: None,
+            spans: Spans::All,
+            phases: Phases::Spans,
+            raw: Raw::Never,
+            queue_bytes: 64 << 20,
+            queue_dir: None,
+        }
     }
 }
 
@@ -86,6 +104,8 @@ pub struct OtlpSettings {
     pub explicit_histograms: bool,
     /// Which steps become traces.
     pub spans: Spans,
+    /// What becomes of their phases.
+    pub phases: Phases,
     /// Whether every change of memory is sent.
     pub raw: Raw,
     /// The most bytes that wait to be sent.
@@ -144,6 +164,7 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Otl
         temporality: temporality.unwrap_or(Temporality::Cumulative),
         explicit_histograms: explicit.unwrap_or(false),
         spans: keys.spans,
+        phases: keys.phases,
         raw: keys.raw,
         queue_bytes: keys.queue_bytes,
         queue_dir: keys.queue_dir.clone(),
@@ -206,6 +227,18 @@ pub fn spans(text: &str) -> Result<Spans, String> {
         },
     };
     parsed.ok_or_else(|| "is none of off, all, findings, 1/N, slow:pPERCENTILE (as slow:p95)".into())
+}
+
+/// Reads `otlp.phases`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn phases(text: &str) -> Result<Phases, String> {
+    match text {
+        "spans" => Ok(Phases::Spans),
+        "attributes" => Ok(Phases::Attributes),
+        _ => Err("is none of spans, attributes".into()),
+    }
 }
 
 /// Reads `otlp.raw`.

@@ -11,6 +11,8 @@ use opentelemetry::{Array, KeyValue, StringValue, Value};
 use opentelemetry_proto::tonic::metrics::v1::{Exemplar, exemplar};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The span of a step or phase, at its place in the trace.
@@ -43,6 +45,54 @@ pub(super) fn span(
         status: Status::Unset,
         instrumentation_scope: instrumentation(),
     }
+}
+
+/// Phases that a row has attributes for: the longest. Jobs choose their names.
+pub(super) const MOST_PHASES_OF_A_ROW: usize = 16;
+/// What a row leaves out. The peak and the drop of the step say more, and the allocator's totals are in the metrics.
+const NOT_IN_A_ROW: [&str; 10] = [
+    "highwater.memory.min",
+    "highwater.memory.begin",
+    "highwater.memory.end",
+    "highwater.memory.growth",
+    "highwater.allocator.allocated",
+    "highwater.allocator.reserved",
+    "highwater.allocator.active",
+    "highwater.allocator.inactive_split",
+    "highwater.allocator.retries",
+    "highwater.allocator.ooms",
+];
+
+/// The span of a step that has its phases as attributes.
+pub(super) fn row(
+    step: &Attributed,
+    phases: &[Arc<Attributed>],
+    own: SpanContext,
+    parent: Option<&SpanContext>,
+    context: &Context,
+) -> SpanData {
+    let mut span = span(step, own, parent, context);
+    span.attributes.retain(|attribute| !NOT_IN_A_ROW.contains(&attribute.key.as_str()));
+    let mut by_name: BTreeMap<&str, (i64, Option<u64>)> = BTreeMap::new();
+    for phase in phases {
+        let (ns, peak) = by_name.entry(&phase.ended.open.name).or_default();
+        *ns += phase.ended.end_ns - phase.ended.open.begin_ns;
+        *peak = (*peak).max(phase.gpus.iter().filter_map(|gpu| gpu.peak_bytes).max());
+    }
+    let mut longest: Vec<_> = by_name.into_iter().collect();
+    longest.sort_by_key(|(_, (ns, _))| Reverse(*ns));
+    let left_out = longest.len().saturating_sub(MOST_PHASES_OF_A_ROW);
+    for (name, (ns, peak)) in longest.into_iter().take(MOST_PHASES_OF_A_ROW) {
+        #[allow(clippy::cast_precision_loss, reason = "seconds to a nanosecond")]
+        let seconds = ns as f64 * 1e-9;
+        span.attributes.push(KeyValue::new(format!("highwater.phase.{name}.seconds"), seconds));
+        let peak = peak.map(|bytes| KeyValue::new(format!("highwater.phase.{name}.memory.peak"), bytes.cast_signed()));
+        span.attributes.extend(peak);
+    }
+    if let Some(count) = i64::try_from(left_out).ok().filter(|count| *count > 0) {
+        span.attributes.push(KeyValue::new("highwater.phases.left_out", count));
+    }
+    span
 }
 
 fn events(step: &Attributed, context: &Context) -> Vec<Event> {

@@ -8,8 +8,8 @@
 use super::context::Context;
 use super::findings::is_found;
 use super::metrics::{Exemplars, unix};
-use super::settings::Spans;
-use super::span::{exemplar, span};
+use super::settings::{Phases, Spans};
+use super::span::{exemplar, row, span};
 use super::stats::{DropReason, OtlpStats, Signal};
 use super::trace::{self, traceparent};
 use crate::metrics::Labels;
@@ -39,6 +39,7 @@ const FEWEST_STEPS: u64 = 20;
 /// Makes spans of what ends.
 pub struct Traces {
     which: Spans,
+    phases: Phases,
     cursor: u64,
     waiting: usize,
     ranks: BTreeMap<RankKey, Waiting>,
@@ -74,10 +75,10 @@ pub struct SpanTurn {
 }
 
 impl Traces {
-    /// No spans yet, for steps chosen by `which`.
+    /// No spans yet, for steps chosen by `which`, with their phases in this form.
     #[must_use]
-    pub fn new(which: Spans) -> Self {
-        Self { which, cursor: 0, waiting: 0, ranks: BTreeMap::new(), held: VecDeque::new() }
+    pub fn new(which: Spans, phases: Phases) -> Self {
+        Self { which, phases, cursor: 0, waiting: 0, ranks: BTreeMap::new(), held: VecDeque::new() }
     }
 
     /// Skips everything that has ended so far.
@@ -214,6 +215,12 @@ impl Traces {
 
     fn export_step(&self, step: &Attributed, mut phases: Vec<Arc<Attributed>>, context: &Context, turn: &mut SpanTurn) {
         let place = place_of_step(&step.ended);
+        if self.phases == Phases::Attributes {
+            phases.iter().for_each(|phase| turn.add_exemplar(phase, &place.own, context));
+            turn.add_exemplar(step, &place.own, context);
+            turn.spans.push(row(step, &phases, place.own, place.parent.as_ref(), context));
+            return;
+        }
         // Outer phases come before inner ones.
         phases.sort_by_key(|phase| (phase.ended.open.begin_ns, std::cmp::Reverse(phase.ended.end_ns)));
         let mut around: Vec<(i64, SpanContext)> = Vec::new();
@@ -269,13 +276,18 @@ impl Traces {
 
 impl SpanTurn {
     fn add(&mut self, attributed: &Attributed, own: SpanContext, parent: Option<&SpanContext>, context: &Context) {
+        self.add_exemplar(attributed, &own, context);
+        self.spans.push(span(attributed, own, parent, context));
+    }
+
+    /// Makes this an exemplar that leads to the span `own`, if it is the slowest of its series.
+    fn add_exemplar(&mut self, attributed: &Attributed, own: &SpanContext, context: &Context) {
         let ended = &attributed.ended;
-        self.spans.push(span(attributed, own.clone(), parent, context));
         // What its rank ended is in no histogram of durations.
         if ended.by != EndedBy::End {
             return;
         }
-        let seconds = exemplar(ended, &own, unix(ended.end_ns + context.shift_ns));
+        let seconds = exemplar(ended, own, unix(ended.end_ns + context.shift_ns));
         let of_rank = Labels::of_rank(&(ended.job.clone(), ended.rank));
         let labels = match ended.open.kind {
             Kind::Phase => of_rank.with(Arc::clone(&ended.open.name)),

@@ -53,6 +53,44 @@ fn one_step_in_three_is_chosen_alike_by_all_ranks() {
     }
 }
 
+/// A row has what the API lists for each of its phases.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_step_is_one_row_with_the_seconds_and_the_peak_of_each_phase() {
+    let Some(program) = tools::find("otelcol") else { return };
+    let collector = Collector::start(&program);
+    let daemon = pushing(&["--source", "sim", "--set", "otlp.phases=attributes"], &collector, Protocol::Grpc);
+    let rows = eventually(DELIVERED_WITHIN, "three steps", || {
+        let spans = collector.spans();
+        (newest_step(&spans, "llama-ddp") >= Some(3)).then_some(spans)
+    });
+    assert!(rows.iter().all(|row| row.name == "highwater.step" && row.parent.is_empty()), "{rows:#?}");
+    let answer: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/llama-ddp/phases?limit=100000")).expect("JSON");
+    let phases = answer["phases"].as_array().expect("phases");
+    let mut compared = 0;
+    for row in rows.iter().filter(|row| row.is_of("highwater.job", "llama-ddp")) {
+        let is_own = |phase: &&Value| {
+            phase["kind"] == "phase"
+                && row.is_of("highwater.rank", &phase["rank"].to_string())
+                && row.is_of("highwater.step", &phase["step"].to_string())
+        };
+        for phase in phases.iter().filter(is_own) {
+            let of = |what: &str| {
+                let name = format!("highwater.phase.{}.{what}", phase["phase"].as_str().expect("a name"));
+                row.attributes.get(&name).and_then(|value| value.parse::<f64>().ok())
+            };
+            let [begin, end] = ["begin_unix_nano", "end_unix_nano"].map(|time| phase[time].as_i64().expect("a time"));
+            let seconds = of("seconds").unwrap_or_else(|| panic!("{phase}: {row:#?}"));
+            #[allow(clippy::cast_precision_loss, reason = "seconds to a nanosecond")]
+            let expected = (end - begin) as f64 * 1e-9;
+            assert!((seconds - expected).abs() < 1e-8, "{phase}: {row:#?}");
+            assert_eq!(of("memory.peak"), phase["gpus"][0]["peak_bytes"].as_f64(), "{phase}: {row:#?}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 20, "{compared} phases");
+}
+
 impl Span {
     fn is_of(&self, attribute: &str, value: &str) -> bool {
         self.attributes.get(attribute).is_some_and(|own| own == value)

@@ -59,7 +59,7 @@ fn ended(thing: &Thing) -> Attributed {
 
 /// The spans of these things, after one turn at the end.
 fn spans(which: Spans, things: &[Thing]) -> Vec<Span> {
-    turn(&mut Traces::new(which), &Ledger::new(Limits::default()), things, 1_000_000).0.spans
+    turn(&mut Traces::new(which, Phases::Spans), &Ledger::new(Limits::default()), things, 1_000_000).0.spans
 }
 
 /// The result of a turn, with spans as they are sent.
@@ -119,7 +119,7 @@ fn what_a_rank_ended_is_a_span_that_says_so_and_no_exemplar() {
     ledger.ended().record(ended(&phase("forward", 7, 0, 40)));
     ledger.ended().record(cut(&phase("backward", 7, 40, 90)));
     ledger.ended().record(cut(&step(7, 0, 90)));
-    let sent = turn(&mut Traces::new(Spans::All), &ledger, &[], 200).0;
+    let sent = turn(&mut Traces::new(Spans::All, Phases::Spans), &ledger, &[], 200).0;
     let step = named(&sent.spans, "highwater.step");
     let says = |name| format!("{:?}", named(&sent.spans, name).attributes).contains("highwater.cut");
     assert_eq!([says("highwater.step"), says("backward"), says("forward")], [true, true, false]);
@@ -131,7 +131,7 @@ fn what_a_rank_ended_is_a_span_that_says_so_and_no_exemplar() {
 #[test]
 fn a_span_names_the_gpu_that_its_memory_was_of() {
     let ledger = Ledger::new(Limits::default());
-    let mut traces = Traces::new(Spans::All);
+    let mut traces = Traces::new(Spans::All, Phases::Spans);
     let on = |thing: &Thing, uuids: &[&str]| {
         let uuids = uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
         Attributed { gpus: vec![PhaseMemory::unknown(1)], uuids, ..ended(thing) }
@@ -212,7 +212,7 @@ fn only_steps_slower_than_their_ranks_percentile_are_reported() {
 
 #[test]
 fn phases_whose_step_never_ends_are_sent_without_it() {
-    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::All, Phases::Spans), Ledger::new(Limits::default()));
     let (first, _) = turn(&mut traces, &ledger, &[phase("forward", 1, 0, 40)], 100);
     assert_eq!(first.spans.len(), 0, "its step may still end");
     let (second, _) = turn(&mut traces, &ledger, &[phase("forward", 2, 200, 240), step(2, 190, 300)], 400);
@@ -232,7 +232,7 @@ fn phases_whose_step_never_ends_are_sent_without_it() {
 /// would have had.
 #[test]
 fn at_the_end_phases_of_an_unfinished_step_are_reported_once() {
-    let mut traces = Traces::new(Spans::All);
+    let mut traces = Traces::new(Spans::All, Phases::Spans);
     let ledger = Ledger::new(Limits::default());
     let (before, _) = turn(&mut traces, &ledger, &[phase("forward", 7, 10, 40), phase("backward", 7, 40, 90)], 100);
     assert_eq!(before.spans.len(), 0);
@@ -246,14 +246,14 @@ fn at_the_end_phases_of_an_unfinished_step_are_reported_once() {
     let step = named(&whole, "highwater.step");
     assert!(spans.iter().all(|span| span.trace_id == step.trace_id && span.parent_span_id == step.span_id));
     assert!(traces.finish(New::default(), &context, &stats).spans.is_empty());
-    let mut slow = Traces::new(Spans::Slow(0.9));
+    let mut slow = Traces::new(Spans::Slow(0.9), Phases::Spans);
     turn(&mut slow, &ledger, &[], 100);
     assert!(slow.finish(New::default(), &context, &stats).spans.is_empty(), "of a step that may not be slow");
 }
 
 #[test]
 fn phases_wait_for_a_step_that_is_open_however_long() {
-    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::All, Phases::Spans), Ledger::new(Limits::default()));
     let event = Event {
         event: EventType::Begin,
         kind: Kind::Step,
@@ -282,7 +282,7 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
 #[test]
 fn what_waits_is_bounded_and_what_is_lost_is_counted() {
     let limits = Limits { ended: MOST_WAITING / 2, ..Limits::default() };
-    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(limits));
+    let (mut traces, ledger) = (Traces::new(Spans::All, Phases::Spans), Ledger::new(limits));
     let many: Vec<Thing> = (0..limits.ended + 10).map(|_| phase("forward", 1, 0, 1)).collect();
     let (_, stats) = turn(&mut traces, &ledger, &many, 1_000);
     assert_eq!(stats.account(Signal::Spans).dropped(DropReason::Overrun), 10, "the jobs keep no more");
@@ -297,7 +297,7 @@ fn what_waits_is_bounded_and_what_is_lost_is_counted() {
 
 #[test]
 fn the_slowest_is_the_exemplar_that_leads_to_its_trace() {
-    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::All, Phases::Spans), Ledger::new(Limits::default()));
     let (turn, _) = turn(&mut traces, &ledger, &[step(1, 0, 100), step(2, 100, 600), step(3, 600, 700)], 1000);
     let exemplar = &turn.exemplars[&Labels::of_rank(&("job".into(), 0))];
     assert_eq!(super::super::span::seconds_of(exemplar), 0.5);
@@ -348,7 +348,7 @@ fn turn_with(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64
 
 #[test]
 fn only_steps_with_a_finding_are_reported_also_where_it_is_raised_after_them() {
-    let (mut traces, ledger) = (Traces::new(Spans::Findings), Ledger::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::Findings, Phases::Spans), Ledger::new(Limits::default()));
     let things = [
         phase("forward", 1, 10, 40),
         step(1, 0, 100),
@@ -371,7 +371,7 @@ fn only_steps_with_a_finding_are_reported_also_where_it_is_raised_after_them() {
 
 #[test]
 fn steps_that_wait_for_a_finding_are_decided_at_the_end_and_when_there_is_no_room() {
-    let (mut traces, ledger) = (Traces::new(Spans::Findings), Ledger::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::Findings, Phases::Spans), Ledger::new(Limits::default()));
     let found = [finding(Severity::Critical, 150, 180)];
     turn_with(&mut traces, &ledger, &[step(1, 100, 200)], 300, &[]);
     let context = Context { now_ns: START_NS + 300 * MILLISECOND_NS, findings: &found, ..Context::default() };
@@ -383,7 +383,7 @@ fn steps_that_wait_for_a_finding_are_decided_at_the_end_and_when_there_is_no_roo
 
 #[test]
 fn a_finding_is_an_event_of_every_step_that_it_lasts_into() {
-    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::All, Phases::Spans), Ledger::new(Limits::default()));
     let found = [finding(Severity::Info, 150, 250)];
     let steps = [step(1, 0, 100), step(2, 100, 200), step(3, 200, 300), step(4, 300, 400)];
     let spans = turn_with(&mut traces, &ledger, &steps, 1_000, &found);
@@ -404,4 +404,97 @@ fn a_finding_is_an_event_of_every_step_that_it_lasts_into() {
         of("highwater.finding.what").contains("Rank 0 flushed.") && of("highwater.finding.id").contains("IntValue(3)")
     );
     assert!(of("highwater.finding.fall_bytes").contains("DoubleValue(9000000000.0)"));
+}
+
+/// One step of a rank with these phases, with memory and all else that a GPU and an allocator give. Times and bytes are as irregular as
+/// real ones, which do not pack well.
+fn full(rank: u32, number: u64, phases: usize) -> (Attributed, Vec<Attributed>) {
+    let uuid = format!("GPU-6e789e6a-a1b9-65f4-06c4-5d18800945{rank:02x}");
+    let mut state = u64::from(rank) << 32 | number;
+    let mut irregular = |most: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 24) % most
+    };
+    let mut with = |thing: Thing| {
+        let mut bytes = || Some((100 << 30) + (irregular(15_000) << 21));
+        let mut gpu = PhaseMemory {
+            begin_bytes: bytes(),
+            end_bytes: bytes(),
+            peak_bytes: bytes(),
+            min_bytes: bytes(),
+            drop_bytes: bytes(),
+            outside_allocator_bytes: bytes(),
+            ..PhaseMemory::unknown(0)
+        };
+        #[allow(clippy::cast_precision_loss, reason = "millijoules and microseconds")]
+        let mut thousandths = |most| Some(irregular(most) as f64 / 1_000.0);
+        (gpu.usage.energy_joules, gpu.usage.idle_seconds) = (thousandths(1_000_000), thousandths(1_000));
+        let mut one = Attributed { gpus: vec![gpu], uuids: [uuid.clone()].into(), ..ended(&Thing { rank, ..thing }) };
+        one.ended.end_ns += irregular(1_000_000).cast_signed();
+        one
+    };
+    let from_ms = i64::try_from(number).expect("few") * 1_000;
+    let step = with(step(number, from_ms, from_ms + 990));
+    let names: Vec<String> = (0..phases).map(|nth| format!("phase{nth:02}")).collect();
+    let of = |(nth, name): (usize, &String)| {
+        let at_ms = from_ms + i64::try_from(nth).expect("few") * 40;
+        with(phase(name, number, at_ms, at_ms + 10 + i64::try_from(nth).expect("few")))
+    };
+    (step, names.iter().enumerate().map(of).collect())
+}
+
+#[test]
+fn a_step_can_be_one_row_with_its_phases_as_attributes() {
+    let (step, phases) = full(0, 3, 20);
+    let mut again = phases[19].clone();
+    (again.ended.open.begin_ns, again.ended.end_ns) = (step.ended.end_ns - MILLISECOND_NS, step.ended.end_ns);
+    again.gpus[0].peak_bytes = Some(130 << 30);
+    let ledger = Ledger::new(Limits::default());
+    for one in phases.into_iter().chain([again, step]) {
+        ledger.ended().record(one);
+    }
+    let mut traces = Traces::new(Spans::All, Phases::Attributes);
+    let (sent, _) = turn(&mut traces, &ledger, &[], 1_000_000);
+    assert_eq!(sent.spans.len(), 1);
+    let row = named(&sent.spans, "highwater.step");
+    let of = |name: &str| row.attributes.iter().find(|one| one.key == name).map(|one| format!("{:?}", one.value));
+    let is = |name: &str, value: &str| {
+        assert!(of(name).is_some_and(|found| found.contains(value)), "{name}: {:?}", of(name))
+    };
+    is("highwater.phase.phase19.seconds", "DoubleValue(0.03");
+    is("highwater.phase.phase19.memory.peak", &(130_u64 << 30).to_string());
+    is("highwater.phases.left_out", "IntValue(4)");
+    is("highwater.memory.peak", "IntValue");
+    is("highwater.allocator.retries.added", "IntValue(3)");
+    assert_eq!((of("highwater.phase.phase03.seconds"), of("highwater.memory.begin")), (None, None), "the shortest");
+    assert_eq!(row.attributes.iter().filter(|one| one.key.ends_with(".seconds")).count(), 16);
+    // The slowest phases lead to the row.
+    assert_eq!(sent.exemplars.len(), 21);
+    assert!(sent.exemplars.values().all(|one| one.span_id == row.span_id));
+}
+
+/// What docs/otlp.md says of the size of a row.
+#[test]
+fn a_row_of_ten_phases_takes_at_most_512_bytes_packed() {
+    let ledger = Ledger::new(Limits::default());
+    let (ranks, steps) = (8, 64);
+    let mut traces = Traces::new(Spans::All, Phases::Attributes);
+    let mut spans = Vec::new();
+    for number in 0..steps {
+        for rank in 0..ranks {
+            let (step, phases) = full(rank, number, 10);
+            for one in phases.into_iter().chain([step]) {
+                ledger.ended().record(one);
+            }
+        }
+        let context = Context { now_ns: START_NS, shift_ns: 0, marks: &[], findings: &[] };
+        let new = traces.new_of(&ledger);
+        spans.extend(traces.advance(new, &context, &OtlpStats::default()).spans);
+    }
+    let count = spans.len();
+    assert_eq!(count as u64, u64::from(ranks) * steps);
+    let request = super::super::span_requests::SpanRequests::new(&[], 64 << 20).request(spans).expect("it fits");
+    let packed = crate::gzip::compress(&request).len();
+    println!("a row: {} bytes, packed {}", request.len() / count, packed / count);
+    assert!(packed <= 512 * count, "{} bytes a row", packed / count);
 }
