@@ -225,6 +225,9 @@ fn access(settings: &Settings) -> anyhow::Result<Access> {
 fn open_doors(settings: &Settings) -> anyhow::Result<(Listeners, Sockets)> {
     let access = access(settings)?;
     let is_closed = matches!(access, Access::Closed);
+    if settings.namespace_tokens.is_some() && settings.token_file.is_none() {
+        tracing::info!("requests for captures over HTTP are refused: they need annotations.token_file");
+    }
     let listeners = Listeners::open(settings, access)?;
     let sockets = Sockets::open(settings)?;
     if is_closed {

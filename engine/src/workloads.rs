@@ -44,7 +44,16 @@ pub struct WorkloadWatch {
 /// What started them.
 enum Scheduler {
     Kubernetes { kubelet: Arc<Kubelet>, homes: Homes },
-    Slurm(SlurmSettings),
+    Slurm(Slurm),
+}
+
+/// Slurm, and what was seen of it.
+struct Slurm {
+    settings: SlurmSettings,
+    /// Whether there was a step or a readable folder of jobs: before that this may be a node without Slurm.
+    was_seen: AtomicBool,
+    /// Whether the log already says that the folder of jobs cannot be read.
+    warned: AtomicBool,
 }
 
 /// Where a process runs.
@@ -76,7 +85,8 @@ impl WorkloadWatch {
     /// A watch of Slurm's steps, with the files of processes below `proc`.
     #[must_use]
     pub fn of_slurm(settings: SlurmSettings, proc: PathBuf) -> Self {
-        Self { scheduler: Scheduler::Slurm(settings), proc, warned: AtomicBool::new(false) }
+        let slurm = Slurm { settings, was_seen: AtomicBool::new(false), warned: AtomicBool::new(false) };
+        Self { scheduler: Scheduler::Slurm(slurm), proc, warned: AtomicBool::new(false) }
     }
 
     /// Looks every five seconds until it is stopped. `node` is the node of now.
@@ -122,13 +132,13 @@ impl WorkloadWatch {
             GpuWorkloads { rows, rest_bytes, processes }
         });
         let gpus: Vec<_> = gpus.collect();
-        // A node without a step may be a node without Slurm.
-        let is_slurms =
-            |settings: &SlurmSettings| settings.job_map.is_some() || gpus.iter().any(|gpu| !gpu.rows.is_empty());
-        match &self.scheduler {
-            Scheduler::Slurm(settings) if !is_slurms(settings) => None,
-            _ => Some(gpus),
+        if let Scheduler::Slurm(slurm) = &self.scheduler {
+            slurm.was_seen.fetch_or(gpus.iter().any(|gpu| !gpu.rows.is_empty()), Ordering::Relaxed);
+            if !slurm.was_seen.load(Ordering::Relaxed) {
+                return None;
+            }
         }
+        Some(gpus)
     }
 
     /// The workloads that were given each GPU; `None` if they are not known.
@@ -154,8 +164,8 @@ impl WorkloadWatch {
                     gpus.iter().filter_map(|gpu| names.find(gpu)).for_each(|position| add(position, name.clone()));
                 }
             }
-            Scheduler::Slurm(settings) => {
-                for (gpu, job) in settings.job_map.iter().flat_map(|folder| slurm::mapped(folder, MOST_ROWS + 1)) {
+            Scheduler::Slurm(slurm) => {
+                for (gpu, job) in slurm.mapped() {
                     let is_it = |state: &GpuState| state.device.index == gpu || state.device.uuid == gpu;
                     node.gpus
                         .iter()
@@ -179,11 +189,12 @@ impl WorkloadWatch {
                 Home::Host => Placed::Outside,
                 Home::Unlinked(_) | Home::Unknown => Placed::Unknown,
             },
-            Scheduler::Slurm(settings) if !settings.steps => Placed::Unknown,
+            Scheduler::Slurm(slurm) if !slurm.settings.steps => Placed::Unknown,
             Scheduler::Slurm(_) => match slurm::step_of(&process) {
                 slurm::Found::Step(step) => Placed::In(Workload::Slurm(step)),
                 slurm::Found::None => Placed::Outside,
-                slurm::Found::Unknown if process.exists() => Placed::Unknown,
+                // Where even the first process is hidden, others that run are, too.
+                slurm::Found::Unknown if process.exists() || !self.proc.join("1").exists() => Placed::Unknown,
                 slurm::Found::Unknown => Placed::Ended,
             },
         }
@@ -219,8 +230,11 @@ impl WorkloadWatch {
                 Placed::Outside => {}
             }
         }
-        let of_workloads = held.values().copied().sum::<Option<u64>>();
+        let (held, found) = with_one_user_a_step(held, found);
         rows.retain(|given, _| !held.keys().any(|name| is_step_of(name, given)));
+        // A job without a process in its own group may have some in no group that is known.
+        are_all_placed &= rows.keys().all(|given| given.slurm().is_none() || held.contains_key(given));
+        let of_workloads = held.values().copied().sum::<Option<u64>>();
         // What a workload holds is unknown if one of its processes may be missing.
         rows.values_mut().for_each(|bytes| *bytes = are_all_placed.then_some(0));
         for (name, bytes) in held {
@@ -232,6 +246,50 @@ impl WorkloadWatch {
         let rest = used.zip(of_workloads).filter(|_| are_all_placed);
         Some((found, rest.map(|(used, of_workloads)| used.saturating_sub(of_workloads))))
     }
+}
+
+impl Slurm {
+    /// The jobs of each GPU by the folder; none if it cannot be read.
+    fn mapped(&self) -> Vec<(String, SlurmStep)> {
+        let Some(folder) = &self.settings.job_map else { return Vec::new() };
+        match slurm::mapped(folder, MOST_ROWS + 1) {
+            Ok(jobs) => {
+                self.was_seen.store(true, Ordering::Relaxed);
+                self.warned.store(false, Ordering::Relaxed);
+                jobs
+            }
+            Err(error) => {
+                if !self.warned.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "slurm.job_map is not used");
+                }
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// The same with one user for each step: processes of a container without root run as other users than their step. Where they differ, it
+/// is not known whose the step is.
+fn with_one_user_a_step(
+    held: BTreeMap<Workload, Option<u64>>,
+    found: InWorkloads,
+) -> (BTreeMap<Workload, Option<u64>>, InWorkloads) {
+    let key = |step: &SlurmStep| (step.job.clone(), step.step.clone());
+    let mut users = BTreeMap::new();
+    for step in held.keys().filter_map(Workload::slurm) {
+        let user = users.entry(key(step)).or_insert(step.user);
+        *user = user.filter(|user| step.user == Some(*user));
+    }
+    let named = |name: Workload| match name {
+        Workload::Slurm(step) => Workload::Slurm(SlurmStep { user: users.get(&key(&step)).copied().flatten(), ..step }),
+        pod @ Workload::Pod(_) => pod,
+    };
+    let mut all: BTreeMap<Workload, Option<u64>> = BTreeMap::new();
+    for (name, bytes) in held {
+        let sum = all.entry(named(name)).or_insert(Some(0));
+        *sum = sum.zip(bytes).map(|(sum, bytes)| sum.saturating_add(bytes));
+    }
+    (all, found.into_iter().map(|(pid, name)| (pid, named(name))).collect())
 }
 
 /// Whether a workload is a step of this job, of which no step was known.
@@ -358,6 +416,7 @@ mod tests {
         process(6, "0::/system.slice/slurmstepd.scope/job_77/step_0/user/task_1\n");
         process(7, "0::/system.slice/slurmstepd.scope/job_78/step_batch/user/task_0\n");
         process(8, "0::/system.slice/nvidia-persistenced.service\n");
+        process(1, "0::/init.scope\n");
         let clock = Arc::new(Manual::at(20 * SECOND_NS));
         let (node, mut writers) = node(&clock);
         for (at_ns, bytes) in [(1, 100), (19 * SECOND_NS, 64)] {
@@ -388,19 +447,33 @@ mod tests {
         }
         let settings = SlurmSettings { job_map: Some(map.clone()), ..SlurmSettings::default() };
         let watch = WorkloadWatch::of_slurm(settings, proc.clone());
-        let given = ("Slurm job 79 of user 1001".to_owned(), Some(0));
+        // Job 79 may have processes in groups that are not known to be its.
+        let all = [own.clone(), batch.0.clone(), "Slurm job 79 of user 1001".to_owned()].map(|name| (name, None));
         let known = refresh(&watch);
-        assert_eq!(known[0], Some((vec![(own, Some(34)), batch, given], Some(20))));
+        assert_eq!(known[0], Some((all.to_vec(), None)));
         assert_eq!((&known[1], &known[2]), (&none, &Some((vec![("Slurm job 80".to_owned(), None)], None))));
         // Without the control groups nothing is known of bytes.
         let watch = WorkloadWatch::of_slurm(SlurmSettings { steps: false, job_map: Some(map) }, proc.clone());
         let jobs = [("Slurm job 77".to_owned(), None), ("Slurm job 79 of user 1001".to_owned(), None)];
         assert_eq!(refresh(&watch)[0], Some((jobs.to_vec(), None)));
-        // One that has ended: a new list is wanted.
+        // A folder that is not there gives none, and is no sign of Slurm.
+        let none_there = SlurmSettings { steps: false, job_map: Some(proc.join("none")) };
+        assert_eq!(refresh(&WorkloadWatch::of_slurm(none_there, proc.clone()))[0], None);
+        // A container's process of a step runs as another user.
+        std::fs::write(proc.join("6/status"), "Uid:\t100999\t100999\t100999\t100999\n").expect("written");
+        let watch = WorkloadWatch::of_slurm(SlurmSettings::default(), proc.clone());
+        assert_eq!(refresh(&watch)[0], Some((vec![("Slurm step 77.0".to_owned(), Some(34)), batch], Some(20))));
+        assert_eq!(node.gpus[0].workloads().expect("known").processes, [(5, 0), (6, 0), (7, 1)].into());
+        // One that has ended: a new list is wanted. Where even the first process is hidden, it may as well run.
         std::fs::remove_dir_all(proc.join("7")).expect("gone");
         node.gpus[0].take_processes_wanted();
-        let watch = WorkloadWatch::of_slurm(SlurmSettings::default(), proc);
-        assert_eq!(refresh(&watch)[0], Some((vec![("Slurm step 77.0 of user 1000".to_owned(), None)], None)));
+        assert_eq!(refresh(&watch)[0], Some((vec![("Slurm step 77.0".to_owned(), None)], None)));
         assert!(node.gpus[0].take_processes_wanted());
+        std::fs::remove_dir_all(proc.join("1")).expect("hidden");
+        assert_eq!(refresh(&watch)[0], Some((vec![("Slurm step 77.0".to_owned(), None)], None)));
+        assert!(!node.gpus[0].take_processes_wanted());
+        // Once there was a step, there being none is known.
+        node.gpus[0].set_processes(20 * SECOND_NS, Some(vec![held(8, 15)]));
+        assert_eq!(refresh(&watch)[0].as_ref().map(|(rows, _)| rows.len()), Some(0));
     }
 }

@@ -163,7 +163,7 @@ keys! {
         |s, v| { s.otlp.endpoint = (!v.is_empty()).then(|| v.to_owned()); Ok(()) };
     "otlp.spans" = "all", "Which steps are pushed as traces: off, all, 1/N, findings for those with a finding, or slow:p95 for those slower than that share of their rank's steps.",
         |s, v| { s.otlp.spans = crate::export::otlp::settings::spans(v)?; Ok(()) };
-    "otlp.phases" = "spans", "What becomes of the phases of these steps: spans below the step's, or attributes of it, which makes each step of a rank one row of a table.",
+    "otlp.phases" = "spans", "The form of the phases of these steps: spans below the step's, or attributes of it, which makes each step of a rank one row of a table.",
         |s, v| { s.otlp.phases = crate::export::otlp::settings::phases(v)?; Ok(()) };
     "otlp.raw" = "never", "Whether every change of memory is pushed with its own time: never, findings (from 10 s before to 10 s after each), or always.",
         |s, v| { s.otlp.raw = crate::export::otlp::settings::raw(v)?; Ok(()) };

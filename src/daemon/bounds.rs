@@ -18,6 +18,7 @@ use highwater_engine::place::home::MOST_UNLINKED;
 use highwater_engine::place::kubelet::MOST_RESPONSE_BYTES;
 use highwater_engine::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
 use highwater_engine::place::process::MOST_PROCESSES;
+use highwater_engine::place::slurm;
 use highwater_engine::recording::MOST_PROFILES;
 use highwater_engine::recording::schema::CACHE_KIB;
 use highwater_engine::workloads::{MOST_NAME_BYTES as MOST_NAME_BYTES_OF_PODS, MOST_ROWS};
@@ -65,6 +66,13 @@ const CAPTURE: usize = 2 * MIB;
 /// A row of the table of pods, twice while a new one is made, and its two samples with the GPU's names.
 const POD_ROW: usize = 2 * (MOST_NAME_BYTES_OF_PODS + 128) + 2 * (SAMPLE + OF_NAME * (MOST_NAME_BYTES_OF_PODS + 64));
 
+/// The same of a Slurm step, whose names are short.
+const SLURM_ROW: usize = 2 * (SLURM_NAMES + 128) + 2 * (SAMPLE + OF_NAME * (SLURM_NAMES + 64));
+/// Job and step.
+const SLURM_NAMES: usize = 2 * slurm::MOST_NAME_BYTES;
+/// Findings and incidents that are kept, each with the most names of workloads.
+const NAMED: usize = (512 + 256 + 64) * MOST_NAMED;
+
 /// Every bound with its highest cost, bytes.
 fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
     let limits = settings.limits;
@@ -97,6 +105,10 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         (
             "senders' connections and processes, receive buffers",
             (limits.connections + limits.processes) * 512 + 2 * MOST_DATAGRAM_BYTES,
+        ),
+        (
+            "Slurm steps, where no kubelet is asked",
+            MOST_ROWS * SLURM_ROW + NAMED * (size_of::<Workload>() + SLURM_NAMES),
         ),
         ("long answers being sent", answers::MOST_BYTES),
         ("making an exposition", EXPOSITION),
@@ -136,7 +148,7 @@ const DECODED: usize = 4;
 
 #[test]
 fn a_large_answer_of_the_kubelet_and_the_pods_fit_what_the_chart_adds_for_them() {
-    let of_findings = (512 + 256 + 64) * MOST_NAMED * (size_of::<Workload>() + MOST_NAME_BYTES_OF_PODS);
+    let of_findings = NAMED * (size_of::<Workload>() + MOST_NAME_BYTES_OF_PODS);
     let most = LARGE_ANSWER * DECODED + MOST_ROWS * POD_ROW + of_findings;
     assert!(most <= chart_adds_for_kubelet() && LARGE_ANSWER <= MOST_RESPONSE_BYTES, "{most}");
 }

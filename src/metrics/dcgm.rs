@@ -143,7 +143,14 @@ fn labels(gpu: &GpuState, node: &Node, host: &str) -> Labels {
     });
     let pod = one.and_then(Workload::pod);
     let [container, namespace, pod] = pod.map_or([""; 3], |name| [&name.container, &name.namespace, &name.pod]);
-    let job = one.and_then(Workload::slurm).map_or("", |step| &step.job);
+    // A job has several steps: its script, and what that started.
+    let mut jobs = workloads
+        .iter()
+        .flat_map(|workloads| &workloads.rows)
+        .filter_map(|row| row.name.slurm())
+        .map(|step| &*step.job);
+    let first = jobs.next().unwrap_or_default();
+    let job = if jobs.all(|other| other == first) { first } else { "" };
     Labels::found(&[
         &whole.index,
         &whole.uuid,

@@ -329,7 +329,7 @@ impl RawFunctions {
         Ok((number(self.gpu_instance_id, handle)?, number(self.compute_instance_id, handle)?))
     }
 
-    /// Where the GPU instance with this id lies on a GPU. NVML reports it to root alone.
+    /// Where the GPU instance with this id lies on a GPU. NVML reports it to privileged processes alone.
     pub(super) fn mig_place(&self, gpu: Handle, id: u32) -> Result<MigPlace, Code> {
         let (open, describe) = self.gpu_instance.zip(self.gpu_instance_info).ok_or(Code::FUNCTION_NOT_FOUND)?;
         let mut instance = std::ptr::null_mut();

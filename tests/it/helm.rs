@@ -190,7 +190,7 @@ fn a_profile_turns_on_all_that_attribution_needs() {
         .collect();
     let expected = ["/run/highwater", "/var/lib/kubelet/pod-resources", "/var/log/containers", "/sys/fs/cgroup"];
     assert_eq!(paths, expected);
-    assert_eq!(pod["containers"][0]["resources"]["limits"]["memory"], "186Mi");
+    assert_eq!(pod["containers"][0]["resources"]["limits"]["memory"], "188Mi");
     let separate = "{hostPID: true, kubelet: {enabled: true}, annotations: {socket: {hostPath: {enabled: true}}}}";
     assert_eq!(render(separate), Some(objects), "the same as its parts");
 }
@@ -255,7 +255,7 @@ fn a_pod_is_replaced_for_a_reason_alone() {
             ["memory"]
             .clone()
     };
-    assert_eq!([limit(""), limit("{kubelet: {enabled: true}}")], ["162Mi", "186Mi"]);
+    assert_eq!([limit(""), limit("{kubelet: {enabled: true}}")], ["164Mi", "188Mi"]);
 }
 
 /// Whatever else is set: scrapers, senders of annotations, and the kubelet each have a separate port.
@@ -528,12 +528,12 @@ fn the_push_queue_comes_on_top_of_the_memory_limit() {
     };
     let endpoint = "endpoint: 'http://x:4317'";
     for (values, expected) in [
-        (String::new(), "162Mi"),
-        (format!("config: {{otlp: {{{endpoint}}}}}"), "226Mi"),
-        ("env: [{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: x}]".to_owned(), "226Mi"),
-        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 1GiB}}}}"), "1186Mi"),
-        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 134217729}}}}"), "291Mi"),
-        (format!("config: {{otlp: {{{endpoint}, queue_dir: /q}}}}"), "162Mi"),
+        (String::new(), "164Mi"),
+        (format!("config: {{otlp: {{{endpoint}}}}}"), "228Mi"),
+        ("env: [{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: x}]".to_owned(), "228Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 1GiB}}}}"), "1188Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 134217729}}}}"), "293Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_dir: /q}}}}"), "164Mi"),
         (format!("config: {{otlp: {{{endpoint}}}}}\nresources: {{limits: {{memory: 1Gi}}}}"), "1Gi"),
     ] {
         let Some(found) = limit(&values) else { return };

@@ -232,7 +232,7 @@ fn mig_instances_are_devices_of_their_own() {
     assert_eq!([pids(0), pids(1), pids(2), pids(3)], [vec![30, 70], vec![70], vec![30], vec![]]);
 }
 
-/// Root alone may ask for them. Without them an instance is read like any other.
+/// Privileged processes alone may ask for them. Without them an instance is read like any other.
 #[test]
 fn a_user_who_may_not_ask_for_places_has_none() {
     const NO_PERMISSION: u32 = 4;

@@ -44,7 +44,7 @@ fn every_gpus_slurm_step_is_named_without_marks_with_its_memory() {
     assert_eq!(found[0]["processes"][0]["slurm_step"], format!("{job}.3"), "{found}");
     assert_eq!(found[0]["pods"], Value::Null);
     // The folder's job has no process.
-    let of_folder = json!({"job": "9001", "step": "", "user": 1000, "used_bytes": 0});
+    let of_folder = json!({"job": "9001", "step": "", "user": 1000, "used_bytes": null});
     assert!(found[1]["slurm_steps"].as_array().expect("a list").contains(&of_folder), "{found}");
     let text = metrics();
     let value = |name: &str, labels: &str| {

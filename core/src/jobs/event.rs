@@ -15,6 +15,9 @@ const STEP_NAME: &str = "step";
 /// The name of a rank's exit that was given none.
 const EXIT_NAME: &str = "exit";
 
+/// The longest name of a Kubernetes namespace.
+const LONGEST_NAMESPACE: usize = 63;
+
 /// OpenTelemetry's names of attributes that say which pod a sender is in.
 pub(super) const NAMESPACE: &str = "k8s.namespace.name";
 pub(super) const POD: &str = "k8s.pod.name";
@@ -185,8 +188,9 @@ impl Context<'_> {
         };
         let mut attributes = raw.attributes;
         if let Some(attributes) = &mut attributes {
-            self.check_attributes(attributes)?;
+            // What it adds counts, so that a replay of the event is taken as well.
             self.check_namespace(attributes)?;
+            self.check_attributes(attributes)?;
         }
         if raw.layer.is_some() && (raw.event, raw.kind) != (EventType::Mark, Kind::Layer) {
             return Err(Refusal::Malformed("`layer` belongs to an event `mark` of kind `layer`".to_owned()));
@@ -219,7 +223,8 @@ impl Context<'_> {
         match attributes.get(NAMESPACE) {
             Some(Scalar::Text(named)) if **named == **own => {}
             Some(Scalar::Text(named)) => {
-                return Err(Refusal::OtherNamespace { named: named.clone(), own: own.to_string() });
+                let named = named.chars().take(LONGEST_NAMESPACE).collect();
+                return Err(Refusal::OtherNamespace { named, own: own.to_string() });
             }
             Some(_) => return Err(Refusal::Malformed(format!("{NAMESPACE}: is no text"))),
             None if attributes.contains_key(POD) => {
@@ -346,6 +351,12 @@ mod tests {
         );
         let number = attributes(json!({NAMESPACE: 7})).expect_err("refused");
         assert_eq!(number.to_string(), "not a valid event: k8s.namespace.name: is no text");
+        // What is added counts for the limit.
+        let most = Limits::default().attributes;
+        let many: BTreeMap<String, Value> =
+            (1..most).map(|nth| (format!("a{nth}"), json!(1))).chain([(POD.into(), json!("a"))]).collect();
+        assert_eq!(many.len(), most);
+        assert!(attributes(json!(many)).is_err());
         let without = Sender { namespace: None, ..sender };
         let json = json!({"event": "begin", "name": "f", "job": "j", "attributes": {NAMESPACE: "serving"}});
         assert!(check_as(json, &without, &Limits::default(), None, None).is_ok());

@@ -2,7 +2,7 @@
 
 use crate::gpu::{Device, MigPlace};
 use crate::wire::{Gpu, GpuList as Named};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A name that no GPU of the node has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,11 +20,18 @@ impl Gpus {
     /// The names of these devices.
     #[must_use]
     pub fn new(devices: &[Device]) -> Self {
-        let mut by_name = HashMap::new();
+        let (mut by_name, mut shared) = (HashMap::new(), HashSet::new());
         for (position, device) in devices.iter().enumerate() {
             by_name.insert(device.index.clone(), position);
             by_name.insert(device.uuid.to_ascii_lowercase(), position);
-            by_name.extend(device_file(device).into_iter().chain(claimed_name(device)).map(|name| (name, position)));
+            for name in device_file(device).into_iter().chain(claimed_name(device)) {
+                // Two compute instances of one GPU instance: the name says neither.
+                if by_name.remove(&name).is_none() && !shared.contains(&name) {
+                    by_name.insert(name, position);
+                } else {
+                    shared.insert(name);
+                }
+            }
             // A MIG instance shares its parent's bus id, and the parent stands before it.
             if let Some(bus_id) = &device.pci_bus_id {
                 by_name.entry(bus_id_key(bus_id)).or_insert(position);
@@ -178,6 +185,8 @@ mod tests {
         let gpus = Gpus::new(&[instance("MIG-bb", 0), instance("MIG-cc", 4)]);
         let names = ["gpu-4-mig-19-0", "gpu-4-mig-19-4", "gpu-4-mig-19-5", "gpu-3-mig-19-4"];
         assert_eq!(names.map(|name| gpus.find(name)), [Some(0), Some(1), None, None]);
+        let shared = Gpus::new(&[instance("MIG-bb", 0), instance("MIG-cc", 0), instance("MIG-dd", 0)]);
+        assert_eq!(shared.find("gpu-4-mig-19-0"), None, "compute instances of one GPU instance");
     }
 
     #[test]

@@ -36,7 +36,19 @@ impl Folder {
     pub fn open(path: &Path) -> io::Result<Self> {
         let found = reach(path, false)?;
         let fd = openat(&found, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let fd = fd.map_err(|error| about(path, error))?;
+        Self::of(fd.map_err(|error| about(path, error))?, path)
+    }
+
+    /// Opens a folder that another program fills, and which must be there.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open), and if it is missing.
+    pub fn existing(path: &Path) -> io::Result<Self> {
+        let fd = rustix::fs::open(path, SAFELY | OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
+        Self::of(fd.map_err(|error| about(path, error))?, path)
+    }
+
+    fn of(fd: OwnedFd, path: &Path) -> io::Result<Self> {
         let stat = fstat(&fd).map_err(|error| about(path, error))?;
         if !is_trusted(stat.st_uid) {
             return Err(refuse(path, format!("belongs to user {}", stat.st_uid)));

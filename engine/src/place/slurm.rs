@@ -2,11 +2,13 @@
 //!
 //! Enters: the control groups that `slurmd` makes for each step, of either version, and the folder in which a site's prolog says
 //! which jobs have a GPU, as dcgm-exporter reads it. Leaves: [`SlurmStep`]s. Invariants: a group counts only where root makes it, at
-//! the top of the hierarchy, because users can make groups of any name below their own; every file, name and list is bounded.
+//! the top of the hierarchy, because users can make groups of any name below their own; a folder or file of which another user could
+//! be the author is refused; every file, name and list is bounded.
 //! Absent on purpose: Slurm's daemons and commands.
 
-use crate::files::read_at_most;
+use crate::files::{Folder, read_at_most};
 use highwater_core::gpu::SlurmStep;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 /// How many bytes of a process's files are read.
@@ -39,7 +41,8 @@ pub(crate) enum Found {
     Step(SlurmStep),
     /// In none.
     None,
-    /// It cannot be read: it has ended, or is another user's where these are hidden.
+    /// It cannot be read: it has ended, or is another user's where these are hidden. Or its path begins above the control groups that
+    /// this process sees, so that it is not known where it is.
     Unknown,
 }
 
@@ -48,6 +51,9 @@ pub(crate) fn step_of(process: &Path) -> Found {
     let text = |name| read_at_most(&process.join(name), MOST_PROCESS_BYTES);
     let Ok(groups) = text("cgroup") else { return Found::Unknown };
     let groups = String::from_utf8_lossy(&groups);
+    if groups.lines().any(|line| line.splitn(3, ':').nth(2).is_some_and(|path| path.starts_with("/.."))) {
+        return Found::Unknown;
+    }
     let Some((user, job, step)) = groups.lines().find_map(in_group) else { return Found::None };
     // Version 2 has no user in the path.
     let user = user.or_else(|| uid_in(&String::from_utf8_lossy(&text("status").ok()?)));
@@ -91,17 +97,25 @@ fn is_name(text: &str) -> bool {
 
 /// The jobs that the folder gives each GPU, by the file's name, which is the GPU's index or UUID. A line has a job's number, and
 /// perhaps that of its user after it. At most `most` are returned.
-pub(crate) fn mapped(folder: &Path, most: usize) -> Vec<(String, SlurmStep)> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let is_file = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
-    let files = entries.flatten().take(MOST_FILES).filter(is_file);
-    let of_file = |entry: std::fs::DirEntry| {
-        let gpu = entry.file_name().into_string().ok()?;
-        let text = read_at_most(&entry.path(), MOST_FILE_BYTES).ok()?;
-        let jobs = String::from_utf8_lossy(&text).lines().filter_map(in_line).collect::<Vec<_>>();
-        Some(jobs.into_iter().map(move |job| (gpu.clone(), job)))
-    };
-    files.filter_map(of_file).flatten().take(most).collect()
+///
+/// # Errors
+/// If the folder cannot be read, or it or a file could be another user's work.
+pub(crate) fn mapped(folder: &Path, most: usize) -> io::Result<Vec<(String, SlurmStep)>> {
+    let folder = Folder::existing(folder)?;
+    let mut jobs = Vec::new();
+    for gpu in folder.names()?.into_iter().take(MOST_FILES) {
+        let mut text = Vec::new();
+        match folder.read(&gpu) {
+            Ok(file) => file.take(MOST_FILE_BYTES).read_to_end(&mut text)?,
+            // The job has just ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let of_file = String::from_utf8_lossy(&text).lines().filter_map(in_line).collect::<Vec<_>>();
+        jobs.extend(of_file.into_iter().map(|job| (gpu.clone(), job)));
+    }
+    jobs.truncate(most);
+    Ok(jobs)
 }
 
 fn in_line(line: &str) -> Option<SlurmStep> {
@@ -134,7 +148,8 @@ mod tests {
             // Groups that users made, or that are no step's.
             ("0::/user.slice/user-1001.slice/slurm/uid_0/job_77/step_0\n", Found::None),
             ("0::/user.slice/user-1001.slice/system.slice/slurmstepd.scope/job_77/step_0\n", Found::None),
-            ("0::/../system.slice/slurmstepd.scope/job_77/step_0\n", Found::None),
+            ("0::/../system.slice/slurmstepd.scope/job_77/step_0\n", Found::Unknown),
+            ("4:memory:/..\n0::/\n", Found::Unknown),
             ("0::/system.slice/slurmd.service/job_77/step_0\n", Found::None),
             ("0::/system.slice/slurmstepd.scope/system\n", Found::None),
             ("0::/slurm/uid_x/job_77/step_0\n", Found::None),
@@ -158,14 +173,31 @@ mod tests {
         for (name, text) in [("0", "77\n78 1000\n\nnobody\n"), ("MIG-1", "79 1001"), ("2", "")] {
             std::fs::write(folder.path().join(name), text).expect("written");
         }
-        std::fs::create_dir(folder.path().join("1")).expect("a folder");
-        std::os::unix::fs::symlink("/etc/passwd", folder.path().join("3")).expect("a link");
         let job =
             |gpu: &str, job: &str, user| (gpu.to_owned(), SlurmStep { job: job.into(), step: String::new(), user });
-        let mut found = mapped(folder.path(), 9);
+        let mut found = mapped(folder.path(), 9).expect("readable");
         found.sort();
         assert_eq!(found, [job("0", "77", None), job("0", "78", Some(1000)), job("MIG-1", "79", Some(1001))]);
-        assert_eq!(mapped(folder.path(), 2).len(), 2);
-        assert_eq!(mapped(&folder.path().join("none"), 9), []);
+        assert_eq!(mapped(folder.path(), 2).expect("readable").len(), 2);
+        let problem = |path: &Path| mapped(path, 9).expect_err("refused").to_string();
+        assert!(
+            problem(&folder.path().join("none")).contains("No such file"),
+            "{}",
+            problem(&folder.path().join("none"))
+        );
+        // What another user may have prepared: a link, something that never ends, a folder that everybody may write to.
+        std::os::unix::fs::symlink("/etc/passwd", folder.path().join("3")).expect("a link");
+        assert!(
+            problem(folder.path()).contains("link") || problem(folder.path()).contains("symbolic"),
+            "{}",
+            problem(folder.path())
+        );
+        std::fs::remove_file(folder.path().join("3")).expect("removed");
+        rustix::fs::mknodat(rustix::fs::CWD, folder.path().join("3"), rustix::fs::FileType::Fifo, 0o666.into(), 0)
+            .expect("a FIFO");
+        assert!(problem(folder.path()).contains("is not a regular file"), "{}", problem(folder.path()));
+        std::fs::remove_file(folder.path().join("3")).expect("removed");
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).expect("allowed");
+        assert!(problem(folder.path()).contains("others may write to it"), "{}", problem(folder.path()));
     }
 }

@@ -28,7 +28,7 @@ pub enum Spans {
     Findings,
 }
 
-/// What becomes of the phases of a step that is sent.
+/// The form of the phases of a step that is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phases {
     /// Each is a span below that of the step.
@@ -66,7 +66,7 @@ pub struct Keys {
     pub endpoint: Option<String>,
     /// Which steps become traces.
     pub spans: Spans,
-    /// What becomes of their phases.
+    /// The form of their phases.
     pub phases: Phases,
     /// Whether every change of memory is sent.
     pub raw: Raw,
@@ -104,7 +104,7 @@ pub struct OtlpSettings {
     pub explicit_histograms: bool,
     /// Which steps become traces.
     pub spans: Spans,
-    /// What becomes of their phases.
+    /// The form of their phases.
     pub phases: Phases,
     /// Whether every change of memory is sent.
     pub raw: Raw,
