@@ -14,6 +14,7 @@ container: the driver's process ids are the machine's. It changes no setting of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,15 +23,18 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import whose
 
 MIB = 1 << 20
-# Holds the given GiB until its input ends. On a line `fill` it takes all but 300 MiB for a quarter of a second, and prints for
+# Holds the given GiB, as the given user, until its input ends. On a line `fill` it takes all but 300 MiB for a quarter of a second, and prints for
 # how long.
 HOLDER = """
-import sys, time, torch
+import os, sys, time
+if len(sys.argv) > 2: os.setuid(int(sys.argv[2]))
+import torch
 held = torch.empty(int(float(sys.argv[1]) * 2**30), dtype=torch.uint8, device="cuda")
 torch.cuda.synchronize()
 print("holds", flush=True)
@@ -47,14 +51,15 @@ for line in sys.stdin:
 
 
 class ControlGroups:
-    """A control group with a container's name, in each hierarchy."""
+    """A control group with this path, in each hierarchy."""
 
-    def __init__(self, pod: str, container: str) -> None:
+    def __init__(self, below: str) -> None:
         root = Path("/sys/fs/cgroup")
         roots = [root] if (root / "cgroup.procs").exists() else [one for one in root.iterdir() if not one.is_symlink()]
         # A cpuset without CPUs takes no process.
         roots = [one for one in roots if (one / "cgroup.procs").exists() and "cpuset" not in one.name]
-        self.paths = [one / "kubepods" / f"pod{pod}" / container for one in roots]
+        self.paths = [one / below for one in roots]
+        self.depth = len(Path(below).parts)
         for path in self.paths:
             path.mkdir(parents=True)
 
@@ -72,12 +77,16 @@ class ControlGroups:
 
     def remove(self) -> None:
         for path in self.paths:
-            for one in (path, path.parent):
-                one.rmdir()
+            for one in (path, *path.parents[: self.depth - 1]):
+                # Others may be below it.
+                with contextlib.suppress(OSError):
+                    one.rmdir()
 
 
-def holder(script: Path, gib: float, group: ControlGroups | None) -> subprocess.Popen[str]:
-    command = [sys.executable, str(script), str(gib)]
+def holder(
+    script: Path, gib: float, group: ControlGroups | None, user: int | None = None
+) -> subprocess.Popen[str]:
+    command = [sys.executable, str(script), str(gib), *([] if user is None else [str(user)])]
     process = subprocess.Popen(
         group.command(command) if group else command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -123,6 +132,30 @@ def of_driver() -> dict[int, int]:
     return {int(pid): int(mib) * MIB for pid, mib in (line.split(",") for line in lines)}
 
 
+def adds_up(to: whose.Daemon, what: str, held_by: Callable[[whose.Daemon], dict[str, float]]) -> tuple[str, str, bool]:
+    """Whether what these hold and the rest are what is in use. The processes are listed every ten seconds."""
+    found, apart = "", 1.0
+
+    def is_so() -> bool:
+        nonlocal found, apart
+        held = sum(held_by(to).values())
+        rest = values(to, "highwater_gpu_memory_outside_workloads_bytes").get("", 0.0)
+        used = values(to, "highwater_gpu_memory_used_bytes").get("", 1.0)
+        apart = (held + rest - used) / used
+        found = f"{held / MIB:.0f} + {rest / MIB:.0f} of {used / MIB:.0f} MiB ({apart:+.2%})"
+        return abs(apart) < 0.01
+
+    is_right = until(is_so) is not None
+    return f"{what} and the rest, of what is in use", found, is_right
+
+
+def report(rows: list[tuple[str, str, bool]]) -> None:
+    """Prints the table, and ends the program."""
+    for what, found, is_right in rows:
+        print(f"{'ok ' if is_right else 'NOT'}  {what:45} {found}")
+    sys.exit(0 if all(is_right for _, _, is_right in rows) else 1)
+
+
 def main() -> None:
     rows: list[tuple[str, str, bool]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -145,7 +178,7 @@ def main() -> None:
         os.environ["HIGHWATER_KUBELET_CONTAINER_LOGS"] = str(folder / "logs")
         script = folder / "holder.py"
         script.write_text(HOLDER)
-        groups = {pod: ControlGroups(pod.replace("/", "-"), container) for pod, container in ids.items()}
+        groups = {pod: ControlGroups(f"kubepods/pod{pod.replace('/', '-')}/{container}") for pod, container in ids.items()}
         to = whose.Daemon(folder, dry=False)
         try:
             trainer = holder(script, 20, groups["ml/trainer"])
@@ -164,11 +197,7 @@ def main() -> None:
                         abs(by_us - by_driver) <= MIB,
                     )
                 )
-            rest = values(to, "highwater_gpu_memory_outside_workloads_bytes").get("", 0.0)
-            used = values(to, "highwater_gpu_memory_used_bytes").get("", 1.0)
-            held, apart = sum(ours.values()), (sum(ours.values()) + rest - used) / used
-            found = f"{held / MIB:.0f} + {rest / MIB:.0f} of {used / MIB:.0f} MiB ({apart:+.2%})"
-            rows.append(("pods and the rest, of what is in use", found, abs(apart) < 0.01))
+            rows.append(adds_up(to, "pods", pods_of))
             stowaway.communicate("")
             took = until(lambda: list(pods_of(to)) == ["ml/trainer"])
             rows.append(("a pod that ended is gone", f"after {took:.1f} s" if took else "no", took is not None))
@@ -197,9 +226,7 @@ def main() -> None:
             for group in groups.values():
                 until(lambda group=group: all((path / "cgroup.procs").read_text() == "" for path in group.paths), 10)
                 group.remove()
-    for what, found, is_right in rows:
-        print(f"{'ok ' if is_right else 'NOT'}  {what:45} {found}")
-    sys.exit(0 if all(is_right for _, _, is_right in rows) else 1)
+    report(rows)
 
 
 if __name__ == "__main__":

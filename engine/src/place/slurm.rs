@@ -111,10 +111,10 @@ pub(crate) fn mapped(folder: &Path, most: usize) -> io::Result<Vec<(String, Slur
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        let of_file = String::from_utf8_lossy(&text).lines().filter_map(in_line).collect::<Vec<_>>();
-        jobs.extend(of_file.into_iter().map(|job| (gpu.clone(), job)));
+        let text = String::from_utf8_lossy(&text);
+        let of_file = text.lines().filter_map(in_line).take(most - jobs.len());
+        jobs.extend(of_file.map(|job| (gpu.clone(), job)));
     }
-    jobs.truncate(most);
     Ok(jobs)
 }
 
