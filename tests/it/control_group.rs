@@ -3,6 +3,7 @@
 use crate::tools;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A control group, which is removed when this is dropped, with those above it that it made.
 pub struct ControlGroup {
@@ -43,7 +44,12 @@ impl ControlGroup {
 
 impl Drop for ControlGroup {
     fn drop(&mut self) {
-        for group in self.below.ancestors().filter(|group| !group.as_os_str().is_empty()) {
+        // The kernel lets a process go a moment after it was waited for.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while std::fs::remove_dir(self.root.join(&self.below)).is_err() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        for group in self.below.ancestors().skip(1).filter(|group| !group.as_os_str().is_empty()) {
             let _ = std::fs::remove_dir(self.root.join(group));
         }
     }
