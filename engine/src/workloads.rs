@@ -11,7 +11,6 @@ use crate::place::home::Homes;
 use crate::place::kubelet::{Home, Kubelet};
 use crate::place::slurm::{self, SlurmSettings};
 use crate::sample::PROCESS_TURNS;
-
 use highwater_core::clock::{Clock, SECOND_NS, park_for};
 use highwater_core::gpu::{GpuState, GpuWorkloads, Health, PodName, SlurmStep, Workload, WorkloadRow};
 use highwater_core::jobs::{Container, Gpus};
@@ -36,7 +35,6 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// Finds the workloads of each GPU.
 pub struct WorkloadWatch {
     scheduler: Scheduler,
-    proc: PathBuf,
     /// Whether the log already says that there are too many rows.
     warned: AtomicBool,
 }
@@ -50,6 +48,8 @@ enum Scheduler {
 /// Slurm, and what was seen of it.
 struct Slurm {
     settings: SlurmSettings,
+    /// Where the files of processes are.
+    proc: PathBuf,
     /// Whether there was a step or a readable folder of jobs: before that this may be a node without Slurm.
     was_seen: AtomicBool,
     /// Whether the log already says that the folder of jobs cannot be read.
@@ -78,15 +78,15 @@ impl WorkloadWatch {
     /// A watch of pods, with the files of processes below `proc`.
     #[must_use]
     pub fn of_pods(kubelet: Arc<Kubelet>, proc: PathBuf) -> Self {
-        let homes = Homes::new(Some(Arc::clone(&kubelet)), proc.clone());
-        Self { scheduler: Scheduler::Kubernetes { kubelet, homes }, proc, warned: AtomicBool::new(false) }
+        let homes = Homes::new(Some(Arc::clone(&kubelet)), proc);
+        Self { scheduler: Scheduler::Kubernetes { kubelet, homes }, warned: AtomicBool::new(false) }
     }
 
     /// A watch of Slurm's steps, with the files of processes below `proc`.
     #[must_use]
     pub fn of_slurm(settings: SlurmSettings, proc: PathBuf) -> Self {
-        let slurm = Slurm { settings, was_seen: AtomicBool::new(false), warned: AtomicBool::new(false) };
-        Self { scheduler: Scheduler::Slurm(slurm), proc, warned: AtomicBool::new(false) }
+        let slurm = Slurm { settings, proc, was_seen: AtomicBool::new(false), warned: AtomicBool::new(false) };
+        Self { scheduler: Scheduler::Slurm(slurm), warned: AtomicBool::new(false) }
     }
 
     /// Looks every five seconds until it is stopped. `node` is the node of now.
@@ -167,11 +167,9 @@ impl WorkloadWatch {
             Scheduler::Slurm(slurm) => {
                 for (gpu, job) in slurm.mapped() {
                     let is_it = |state: &GpuState| state.device.index == gpu || state.device.uuid == gpu;
-                    node.gpus
-                        .iter()
-                        .position(is_it)
-                        .into_iter()
-                        .for_each(|position| add(position, Workload::Slurm(job.clone())));
+                    if let Some(position) = node.gpus.iter().position(is_it) {
+                        add(position, Workload::Slurm(job));
+                    }
                 }
             }
         }
@@ -179,7 +177,6 @@ impl WorkloadWatch {
     }
 
     fn place(&self, pid: u32, now_ns: i64) -> Placed {
-        let process = self.proc.join(pid.to_string());
         match &self.scheduler {
             Scheduler::Kubernetes { homes, .. } => match homes.of(pid, now_ns).home {
                 Home::Container(_) if !homes.is_there(pid) => Placed::Ended,
@@ -189,14 +186,7 @@ impl WorkloadWatch {
                 Home::Host => Placed::Outside,
                 Home::Unlinked(_) | Home::Unknown => Placed::Unknown,
             },
-            Scheduler::Slurm(slurm) if !slurm.settings.steps => Placed::Unknown,
-            Scheduler::Slurm(_) => match slurm::step_of(&process) {
-                slurm::Found::Step(step) => Placed::In(Workload::Slurm(step)),
-                slurm::Found::None => Placed::Outside,
-                // Where even the first process is hidden, others that run are, too.
-                slurm::Found::Unknown if process.exists() || !self.proc.join("1").exists() => Placed::Unknown,
-                slurm::Found::Unknown => Placed::Ended,
-            },
+            Scheduler::Slurm(slurm) => slurm.place(pid),
         }
     }
 
@@ -249,6 +239,20 @@ impl WorkloadWatch {
 }
 
 impl Slurm {
+    fn place(&self, pid: u32) -> Placed {
+        if !self.settings.steps {
+            return Placed::Unknown;
+        }
+        let process = self.proc.join(pid.to_string());
+        match slurm::step_of(&process) {
+            slurm::Found::Step(step) => Placed::In(Workload::Slurm(step)),
+            slurm::Found::None => Placed::Outside,
+            // Where even the first process is hidden, others that run are, too.
+            slurm::Found::Unknown if process.exists() || !self.proc.join("1").exists() => Placed::Unknown,
+            slurm::Found::Unknown => Placed::Ended,
+        }
+    }
+
     /// The jobs of each GPU by the folder; none if it cannot be read.
     fn mapped(&self) -> Vec<(String, SlurmStep)> {
         let Some(folder) = &self.settings.job_map else { return Vec::new() };

@@ -65,8 +65,7 @@ fn is_worth_a_line(incident: &Incident) -> bool {
 fn raised(finding: &Finding) {
     let (sign, incident, id) = (&finding.sign, finding.incident, finding.id);
     let (kind, severity, why) = (sign.kind.label(), sign.severity.label(), &sign.text.why);
-    let names = || finding.workloads.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let workloads = (!finding.workloads.is_empty()).then(names);
+    let workloads = (!finding.workloads.is_empty()).then(|| finding.workload_names().join(", "));
     match sign.severity {
         Severity::Info => tracing::info!(finding = kind, severity, id, incident, workloads, why, "{}", sign.text.what),
         Severity::Warning | Severity::Critical => {

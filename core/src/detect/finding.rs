@@ -237,6 +237,12 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// The names of its [`workloads`](Self::workloads), as texts.
+    #[must_use]
+    pub fn workload_names(&self) -> Vec<String> {
+        self.workloads.iter().map(ToString::to_string).collect()
+    }
+
     /// Bytes that it takes in memory, with its texts and lists.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -85,10 +85,15 @@ pub(crate) fn started_after(pid: u32, ticks: u64) -> bool {
 /// folder in `/proc`. Always true for an owner without a user, such as that of a recording.
 pub(crate) fn is_of(process: &Path, owner: &Owner) -> bool {
     let Owner::User { uid, .. } = owner else { return true };
+    users(process).contains(uid)
+}
+
+/// A process's user ids, the real one first; none if they cannot be read. `process` is its folder in `/proc`.
+pub(super) fn users(process: &Path) -> Vec<u32> {
     let status = crate::files::read_at_most(&process.join("status"), MOST_STAT_BYTES).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    ids.is_some_and(|ids| ids.split_ascii_whitespace().any(|id| id.parse() == Ok(*uid)))
+    ids.into_iter().flat_map(str::split_ascii_whitespace).filter_map(|id| id.parse().ok()).collect()
 }
 
 /// Adds an entry to a map of at most `most` entries. If it is full, evicts the entry with the smallest `at_ns`.

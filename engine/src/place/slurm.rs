@@ -6,12 +6,13 @@
 //! be the author is refused; every file, name and list is bounded.
 //! Absent on purpose: Slurm's daemons and commands.
 
+use super::process::users;
 use crate::files::{Folder, read_at_most};
 use highwater_core::gpu::SlurmStep;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-/// How many bytes of a process's files are read.
+/// How many bytes of a process's list of control groups are read.
 const MOST_PROCESS_BYTES: u64 = 64 << 10;
 /// How many bytes of a file in the folder of jobs are read, and of how many files.
 const MOST_FILE_BYTES: u64 = 4 << 10;
@@ -48,15 +49,14 @@ pub(crate) enum Found {
 
 /// The step of a process, by its folder in `/proc`.
 pub(crate) fn step_of(process: &Path) -> Found {
-    let text = |name| read_at_most(&process.join(name), MOST_PROCESS_BYTES);
-    let Ok(groups) = text("cgroup") else { return Found::Unknown };
+    let Ok(groups) = read_at_most(&process.join("cgroup"), MOST_PROCESS_BYTES) else { return Found::Unknown };
     let groups = String::from_utf8_lossy(&groups);
     if groups.lines().any(|line| line.splitn(3, ':').nth(2).is_some_and(|path| path.starts_with("/.."))) {
         return Found::Unknown;
     }
     let Some((user, job, step)) = groups.lines().find_map(in_group) else { return Found::None };
     // Version 2 has no user in the path.
-    let user = user.or_else(|| uid_in(&String::from_utf8_lossy(&text("status").ok()?)));
+    let user = user.or_else(|| users(process).first().copied());
     Found::Step(SlurmStep { job: job.to_owned(), step: step.to_owned(), user })
 }
 
@@ -76,11 +76,6 @@ fn in_group(line: &str) -> Option<(Option<u32>, &str, &str)> {
     // A job's own processes, before it has steps, are of none.
     let step = parts.next().and_then(|part| part.strip_prefix("step_")).filter(|step| is_name(step));
     Some((user, job, step.unwrap_or_default()))
-}
-
-/// The real user of a process, by its `status`.
-fn uid_in(status: &str) -> Option<u32> {
-    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// A job's number.

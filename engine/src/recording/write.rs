@@ -97,8 +97,7 @@ impl FindingRow {
         let (sign, subject) = (&finding.sign, &finding.sign.subject);
         let numbers = sign.evidence.iter().map(|evidence| (evidence.name.to_owned(), evidence.value.into()));
         let waiting = Some(&sign.waiting_ranks).filter(|ranks| !ranks.is_empty());
-        let names = || finding.workloads.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let workloads = (!finding.workloads.is_empty()).then(names);
+        let workloads = Some(finding.workload_names()).filter(|names| !names.is_empty());
         let evidence = numbers
             .chain(waiting.map(|ranks| ("waiting_ranks".to_owned(), ranks.as_slice().into())))
             .chain(workloads.map(|names| ("workloads".to_owned(), names.into())));

@@ -55,7 +55,7 @@ pub(super) fn event(finding: &Finding, step: &Attributed, context: &Context) -> 
     );
     attributes.extend(sign.lag_cause.map(|cause| KeyValue::new("highwater.finding.lag_cause", cause.label())));
     if !finding.workloads.is_empty() {
-        let names = finding.workloads.iter().map(|name| name.to_string().into()).collect();
+        let names = finding.workload_names().into_iter().map(Into::into).collect();
         attributes.push(KeyValue::new("highwater.finding.workloads", Value::Array(Array::String(names))));
     }
     if !sign.waiting_ranks.is_empty() {

@@ -179,7 +179,7 @@ fn shown(finding: &Finding) -> Found {
         job: job.map(|job| job.to_string()),
         rank,
         incident: Some(incident),
-        workloads: finding.workloads.iter().map(ToString::to_string).collect(),
+        workloads: finding.workload_names(),
         begin_ns,
         end_ns,
         what,
