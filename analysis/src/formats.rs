@@ -7,7 +7,8 @@
 //! matches on [`FileFormat`], so the compiler demands a reader for each new format.
 
 use crate::import;
-use crate::import::{nsight, nvidia_smi, nvprof, onnx_runtime, ort_memory};
+use crate::import::polled::{json, monitor, query, survey, table};
+use crate::import::{nsight, nvprof, onnx_runtime, ort_memory};
 use highwater_core::source::OpenError;
 use highwater_engine::recording::lines::{LineFile, refuse};
 use highwater_engine::recording::{rows, schema};
@@ -24,7 +25,16 @@ pub(crate) enum FileFormat {
     Folder,
     /// ONNX Runtime's NVML profiler.
     OnnxRuntime,
+    /// A table of text with the memory of GPUs: `nvidia-smi --query-gpu`, and others.
     NvidiaSmi,
+    /// A table for people, printed again and again: `nvidia-smi`, `nvitop`, `gpustat`.
+    SmiTable,
+    /// `nvidia-smi -q`, also with `-x`.
+    SmiQuery,
+    /// `nvidia-smi dmon` or `pmon`, `dcgmi dmon`.
+    Monitor,
+    /// JSON objects with the memory of GPUs.
+    JsonLines,
     Nvprof,
     NsightSystems,
     /// A memory snapshot of PyTorch.
@@ -49,7 +59,7 @@ struct Known {
 }
 
 /// Every format, in the order in which files are tried: the surest signs first.
-const FORMATS: [Known; 10] = [
+const FORMATS: [Known; 14] = [
     Known {
         format: FileFormat::Own,
         name: "a recording or capture of highwater",
@@ -143,17 +153,58 @@ const FORMATS: [Known; 10] = [
             "from its begin",
             "the GPUs' sizes and names, phases",
         ],
-        sniff: |head| head.first_line().is_some_and(|line| onnx_runtime::is_line(&line)),
+        sniff: |head| head.first_line().is_some_and(onnx_runtime::is_line),
+    },
+    Known {
+        format: FileFormat::SmiQuery,
+        name: "nvidia-smi -q, also with -x",
+        row: [
+            "`nvidia-smi -q`, also with `-x`, with `-l` or in a loop",
+            "local times, shown from the file's begin",
+            "readings between its own, phases",
+        ],
+        sniff: |head| query::is_begin(head.lines()),
+    },
+    Known {
+        format: FileFormat::SmiTable,
+        name: "the table of nvidia-smi, nvitop or gpustat, printed again and again",
+        row: [
+            "the table that `nvidia-smi` prints, with `-l`, in a loop or in `watch`; `nvitop -1`; `gpustat`",
+            "local times, shown from the file's begin",
+            "readings between its own, phases",
+        ],
+        sniff: |head| table::is_begin(head.lines()),
+    },
+    Known {
+        format: FileFormat::Monitor,
+        name: "nvidia-smi dmon or pmon -s m, dcgmi dmon",
+        row: [
+            "`nvidia-smi dmon -s m`, `nvidia-smi pmon -s m` (what processes hold together), `dcgmi dmon -e 250,252`",
+            "local times with `-o DT`, else numbers of readings",
+            "readings between its own, phases",
+        ],
+        sniff: |head| monitor::is_begin(head.lines()),
+    },
+    Known {
+        format: FileFormat::JsonLines,
+        name: "JSON objects with the memory of GPUs",
+        row: [
+            "JSON objects one after the other: `wandb-events.jsonl`, `gpustat --json`, a script's",
+            "[by column](#logs-of-gpus)",
+            "readings between its own, phases",
+        ],
+        sniff: |head| json::is_begin(head.lines()),
     },
     Known {
         format: FileFormat::NvidiaSmi,
-        name: "CSV of nvidia-smi --query-gpu",
+        name: "CSV of nvidia-smi --query-gpu, or of others with memory in use",
         row: [
-            "CSV of `nvidia-smi --query-gpu=memory.used,… --format=csv`, also with `noheader`, `nounits`, `-l` or `-lms`",
-            "local times, shown from the file's begin; without the column `timestamp`, numbers of readings",
+            "CSV of `nvidia-smi --query-gpu=memory.used,… --format=csv`, also with `noheader`, `nounits`, `-l` or `-lms`, \
+             and [tables of others](#logs-of-gpus): scripts, exports of W&B and nvitop",
+            "local times, shown from the file's begin, or Unix times; without a time, numbers of readings",
             "readings between its own, phases",
         ],
-        sniff: |head| head.first_line().is_some_and(|line| nvidia_smi::is_first_line(&line)),
+        sniff: |head| survey::is_begin(head.lines()),
     },
 ];
 
@@ -189,7 +240,10 @@ impl FileFormat {
 fn none_of_them() -> String {
     let names: Vec<_> = FORMATS.iter().map(|known| known.name).collect();
     let (last, others) = names.split_last().expect("there are formats");
-    format!("is of no format that highwater reads: {}, or {last}", others.join(", "))
+    format!(
+        "is of no format that highwater reads: {}, or {last}. If it is a table of text, `highwater report --columns` reads it",
+        others.join(", ")
+    )
 }
 
 /// What every SQLite file begins with.
@@ -200,8 +254,9 @@ const APPLICATION_AT: std::ops::Range<usize> = 68..72;
 const STORED: usize = 100;
 /// Number of first bytes of a JSON file in which the members that identify its format must appear.
 const MEMBERS: usize = 4096;
-/// The longest first line that is looked at.
-const LONGEST_LINE: usize = 64 << 10;
+/// Number of first bytes of a text in which its format must show, and of lines.
+const FIRST_BYTES: usize = 64 << 10;
+const FIRST_LINES: usize = 64;
 
 /// The first bytes of a file, unpacked, as far as they have been read, and a reader of the rest.
 struct Begin {
@@ -216,14 +271,15 @@ struct Head<'a> {
     /// The first bytes as they are stored; `None` if it is no regular file, or cannot be read.
     stored: OnceCell<Option<Vec<u8>>>,
     begin: RefCell<Option<Begin>>,
+    lines: OnceCell<Vec<String>>,
     /// Its tables, if it is a SQLite file.
     database: OnceCell<Option<Result<rows::RecordingReader, OpenError>>>,
 }
 
 impl<'a> Head<'a> {
     fn of(path: &'a Path) -> Self {
-        let (file, stored, database) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Self { path, file, stored, begin: RefCell::default(), database }
+        let (file, stored, lines, database) = (OnceCell::new(), OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Self { path, file, stored, begin: RefCell::default(), lines, database }
     }
 
     fn file(&self) -> &Result<LineFile, OpenError> {
@@ -271,13 +327,21 @@ impl<'a> Head<'a> {
         })
     }
 
-    /// Its first line that is not blank, without its end; `None` if it has none, or that is not text.
-    fn first_line(&self) -> Option<String> {
-        self.with_begin(LONGEST_LINE, |begin| {
-            let mut lines = begin.split(|byte| *byte == b'\n').map(|line| line.trim_ascii());
-            let line = lines.find(|line| !line.is_empty())?;
-            Some(std::str::from_utf8(line).ok()?.trim().trim_start_matches('\u{feff}').to_owned())
+    /// Its first lines that are not blank, without their ends; none if the first of them is not text.
+    fn lines(&self) -> &[String] {
+        self.lines.get_or_init(|| {
+            self.with_begin(FIRST_BYTES, |begin| {
+                let lines = begin.split(|byte| *byte == b'\n').map(|line| line.trim_ascii());
+                let lines = lines.filter(|line| !line.is_empty()).take(FIRST_LINES);
+                let text =
+                    |line| Some(std::str::from_utf8(line).ok()?.trim().trim_start_matches('\u{feff}').to_owned());
+                lines.map_while(text).filter(|line| !line.is_empty()).collect()
+            })
         })
+    }
+
+    fn first_line(&self) -> Option<&str> {
+        self.lines().first().map(String::as_str)
     }
 
     fn database(&self) -> Option<&Result<rows::RecordingReader, OpenError>> {

@@ -1,9 +1,10 @@
 //! `report`: what recordings show, on a terminal, as JSON, or as a page; and whether they exceed a bound.
 
-use super::common::{MISUSED, Misuse};
+use super::common::{MISUSED, Misuse, duration};
 use super::terminal;
 use anyhow::Context as _;
 use clap::Args;
+use highwater_analysis::import::polled::Hints;
 use highwater_analysis::kineto::{MOST_EVENTS, Ranks, RanksError};
 use highwater_analysis::report::{
     Comparison, Condition, Printed, Report, Room, Traced, comparison_of_ranks, json, page, perfetto, picture, ranks,
@@ -16,6 +17,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Files from this size on take a second or more to read.
 const LONG_MIB: u64 = 32;
@@ -49,6 +51,12 @@ pub(super) struct ReportCommand {
     /// In the page, begin all recordings at this step instead of at their begin.
     #[arg(long, value_name = "STEP")]
     align_step: Option<u64>,
+    /// What the columns of a table of text are, by their names: 'timestamp,-,memory.used'. Of all files.
+    #[arg(long, value_name = "NAMES")]
+    columns: Option<String>,
+    /// The time from one reading to the next, where a log has no times: 10ms. Of all files.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    period: Option<Duration>,
 }
 
 impl ReportCommand {
@@ -63,6 +71,10 @@ impl ReportCommand {
             output.iter().try_for_each(|output| may_be_replaced(output, begin))?;
         }
         let settings = offline::Settings::default();
+        let columns = self.columns.as_deref().map(Hints::columns_of).transpose();
+        let columns = columns.map_err(|problem| Misuse(format!("--columns: {problem}")))?;
+        let period_ns = self.period.map(|period| i64::try_from(period.as_nanos()).unwrap_or(i64::MAX));
+        let hints = Hints { columns, period_ns };
         let (mut reports, mut collectives) = (Vec::with_capacity(self.files.len()), 0);
         for (nth, file) in self.files.iter().enumerate() {
             let mib = std::fs::metadata(file).map_or(0, |found| found.len() >> 20);
@@ -74,7 +86,7 @@ impl ReportCommand {
                     self.files.len()
                 ));
             }
-            let report = Report::open(file, Room::of(self.files.len()), &settings);
+            let report = Report::open_with(file, Room::of(self.files.len()), &settings, &hints);
             terminal::progress("");
             let report = report?;
             collectives += report.trace.as_ref().map_or(0, Traced::collectives);

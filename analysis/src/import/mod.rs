@@ -7,10 +7,10 @@
 mod allocations;
 pub(crate) mod fairscale;
 pub(crate) mod nsight;
-pub(crate) mod nvidia_smi;
 pub(crate) mod nvprof;
 pub(crate) mod onnx_runtime;
 pub(crate) mod ort_memory;
+pub mod polled;
 mod readings;
 pub(crate) mod torch_snapshot;
 

@@ -122,10 +122,13 @@ impl Readout {
         }
     }
 
-    /// Learns the period: the median of the first intervals.
+    /// Learns the period: the median of the first intervals. Where most are 0, the poller is faster than its clock, and the median of
+    /// the others is how fine that is.
     fn learn(&mut self) {
         self.intervals.sort_unstable();
-        let middle = self.intervals.get(self.intervals.len() / 2).copied();
+        let middle_of = |all: &[i64]| all.get(all.len() / 2).copied();
+        let some = &self.intervals[self.intervals.partition_point(|interval| *interval == 0)..];
+        let middle = middle_of(&self.intervals).filter(|middle| *middle > 0).or_else(|| middle_of(some));
         self.period_ns = Some(middle.unwrap_or(0).max(1));
         self.intervals = Vec::new();
         let longest_ns = GAP_PERIODS.saturating_mul(middle.unwrap_or(0).max(1));

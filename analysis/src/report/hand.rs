@@ -29,6 +29,7 @@ pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
         period_ns: None,
         times: Times::Unix,
         missing: Vec::new(),
+        assumed: Vec::new(),
     };
     Report {
         name: name.to_owned(),

@@ -43,6 +43,7 @@ fn recording(report: &Report) -> Value {
         "state": origin.state,
         "period_ns": origin.period_ns,
         "missing": origin.missing,
+        "assumed": origin.assumed,
         "begin_unix_nano": (origin.times == Times::Unix).then_some(report.begin_ns),
         "duration_ns": report.duration_ns(),
         "gpus": report.gpus.iter().map(|one| gpu(one, report.begin_ns, allocator::json)).collect::<Vec<_>>(),

@@ -67,6 +67,8 @@ pub struct Origin {
     pub times: Times,
     /// What such a file does not contain, for people.
     pub missing: Vec<&'static str>,
+    /// What was guessed, as the file does not say it, for people.
+    pub assumed: Vec<String>,
 }
 
 impl Origin {

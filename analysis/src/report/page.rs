@@ -49,6 +49,7 @@ fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
         "note": origin.note,
         "state": origin.state,
         "missing": origin.missing,
+        "assumed": origin.assumed,
         "times": super::json::times(report),
         "begin_unix_ms": (origin.times == Times::Unix).then_some(report.begin_ns / 1_000_000),
         "offset_ns": offset_ns,

@@ -67,6 +67,9 @@ fn write_summary(report: &Report, out: &mut Printed) -> fmt::Result {
     for advised in advised(report) {
         writeln!(out, "advice: {}", printable(&advised.text))?;
     }
+    for assumed in &report.origin.assumed {
+        writeln!(out, "guessed: {}", printable(assumed))?;
+    }
     if !report.origin.missing.is_empty() {
         writeln!(out, "not in this file: {}", report.origin.missing.join(", "))?;
     }

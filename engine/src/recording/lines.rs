@@ -1,9 +1,10 @@
-//! Reads files line by line, packed or not, and reports lines that cannot be read by file and line.
+//! Reads files line by line, packed or not, in UTF-8 or UTF-16, and reports lines that cannot be read by file and line.
 //!
 //! Invariant: only one line of a file is in memory, however large the file is and however far it unpacks; a file beyond
 //! the bounds of `docs/recordings.md` is refused with its name and the bound.
 
 use super::problem::FileProblem;
+use super::utf16;
 use flate2::read::MultiGzDecoder;
 use highwater_core::source::OpenError;
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -155,11 +156,19 @@ impl LineFile {
     }
 
     fn reader(&self) -> BufReader<Box<dyn Read + Send>> {
-        let stored = Stored { file: Arc::clone(&self.stored), at: 0 };
-        BufReader::new(if is_packed(&self.path) {
-            Box::new(MultiGzDecoder::new(BufReader::new(stored)))
-        } else {
-            Box::new(stored)
+        let unpacked = || -> Box<dyn Read + Send> {
+            let stored = Stored { file: Arc::clone(&self.stored), at: 0 };
+            match is_packed(&self.path) {
+                true => Box::new(MultiGzDecoder::new(BufReader::new(stored))),
+                false => Box::new(stored),
+            }
+        };
+        let mut begin = Vec::new();
+        // Where it cannot be read, its reader reports that.
+        let _ = unpacked().take(4).read_to_end(&mut begin);
+        BufReader::new(match utf16::is_big_endian(&begin) {
+            Some(is_big_endian) => Box::new(utf16::Utf16::new(unpacked(), is_big_endian)),
+            None => unpacked(),
         })
     }
 

@@ -26,6 +26,7 @@ pub mod tape;
 mod tests;
 pub mod track;
 pub mod track_writer;
+mod utf16;
 pub mod write;
 
 pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};

@@ -90,6 +90,7 @@ fn read(file: &mut RecordingReader, times: Span) -> Result<Tape, OpenError> {
         end_ns,
         skipped,
         format: OWN,
+        assumed: Vec::new(),
         allocations: Vec::new(),
         allocators: Vec::new(),
     })

@@ -106,6 +106,12 @@ impl Replay {
         self.tape.format
     }
 
+    /// What was guessed of a file that does not say it, for people.
+    #[must_use]
+    pub fn assumed(&self) -> &[String] {
+        &self.tape.assumed
+    }
+
     /// The lines and rows that could not be read.
     #[must_use]
     pub fn skipped(&self) -> &SkippedLines {

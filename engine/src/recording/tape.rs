@@ -42,6 +42,8 @@ pub struct Tape {
     pub skipped: SkippedLines,
     /// The format that it was read from.
     pub format: Format,
+    /// What was guessed of a file that does not say it, for people.
+    pub assumed: Vec<String>,
     /// What was allocated, if that was recorded.
     pub allocations: Vec<Allocation>,
     /// What a framework's own allocator did, if that was recorded.
@@ -101,6 +103,7 @@ impl Tape {
             end_ns,
             skipped,
             format,
+            assumed: Vec::new(),
             allocations: Vec::new(),
             allocators: Vec::new(),
         })

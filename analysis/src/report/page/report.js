@@ -314,6 +314,7 @@ function tables(report, chart) {
       `It began ${duration(recording.shift)} after the first of the files that ran at the same time. The chart counts from that one's begin, tables from this one's.`);
     else if (report.recordings.some((other) => other.offset_ns !== null) && recording.spans + recording.gpus.length > 0) notes.push(
       recording.times === "unix" ? "It ran at another time than the first file: the chart shows it from its begin." : "Its times are not times of day: the chart shows it from its begin.");
+    for (const assumed of recording.assumed) notes.push(`Guessed: ${assumed}.`);
     if (recording.missing.length) notes.push(`Not in this file: ${recording.missing.join(", ")}.`);
     if (recording.left_out) notes.push(`${recording.left_out.toLocaleString("en")} of the shortest steps and phases are not in the chart.`);
     if (recording.skipped) notes.push(`${recording.skipped.toLocaleString("en")} lines or rows could not be read: ${recording.skipped_first}`);

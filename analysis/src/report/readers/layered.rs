@@ -35,6 +35,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         period_ns: None,
         times: Times::Readings,
         missing: vec!["the memory of GPUs", "times", "steps and phases"],
+        assumed: Vec::new(),
     };
     Ok(Report { end_ns, layers, ..Report::of_file(path, origin) })
 }

@@ -54,6 +54,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         period_ns: None,
         times: Times::Readings,
         missing: vec!["memory outside PyTorch's allocator between lines", "the GPUs' sizes", "times"],
+        assumed: Vec::new(),
     };
     Ok(Report { end_ns, gpus, skipped, logged, ..Report::of_file(path, origin) })
 }

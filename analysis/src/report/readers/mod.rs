@@ -9,6 +9,7 @@ mod trace;
 use super::model::Report;
 use super::room::Room;
 use crate::formats::FileFormat;
+use crate::import::polled::Hints;
 use highwater_core::source::OpenError;
 use highwater_engine::offline::Settings;
 use std::path::Path;
@@ -20,7 +21,15 @@ impl Report {
     /// # Errors
     /// It is missing, is not a recording, or exceeds the bounds of `docs/recordings.md`.
     pub fn open(path: &Path, room: Room, settings: &Settings) -> Result<Self, OpenError> {
-        let format = FileFormat::of(path)?;
+        Self::open_with(path, room, settings, &Hints::default())
+    }
+
+    /// The same, with what the user says of a log that does not say it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(path: &Path, room: Room, settings: &Settings, hints: &Hints) -> Result<Self, OpenError> {
+        let format = if hints.columns.is_some() { FileFormat::NvidiaSmi } else { FileFormat::of(path)? };
         match format {
             FileFormat::Own => recorded::open(path, room),
             FileFormat::Kineto => trace::open(path, room),
@@ -29,9 +38,13 @@ impl Report {
             FileFormat::Folder
             | FileFormat::OnnxRuntime
             | FileFormat::NvidiaSmi
+            | FileFormat::SmiTable
+            | FileFormat::SmiQuery
+            | FileFormat::Monitor
+            | FileFormat::JsonLines
             | FileFormat::Nvprof
             | FileFormat::NsightSystems
-            | FileFormat::TorchSnapshot => played::open(format, path, room, settings),
+            | FileFormat::TorchSnapshot => played::open(format, path, room, settings, hints),
         }
     }
 

@@ -1,6 +1,7 @@
 //! A report on a recording that has no phases and findings of its own: they are derived as the daemon derives them.
 
 use crate::formats::FileFormat;
+use crate::import::polled::Hints;
 use crate::replay;
 use crate::report::curve::Point;
 use crate::report::layers::Layers;
@@ -22,8 +23,14 @@ use std::sync::Arc;
 /// Allocations that are drawn and listed one by one, of each GPU.
 const MOST_LARGEST: usize = 32;
 
-pub(super) fn open(format: FileFormat, path: &Path, room: Room, settings: &Settings) -> Result<Report, OpenError> {
-    let replay = Arc::new(replay::open_as(format, path, Options::default())?);
+pub(super) fn open(
+    format: FileFormat,
+    path: &Path,
+    room: Room,
+    settings: &Settings,
+    hints: &Hints,
+) -> Result<Report, OpenError> {
+    let replay = Arc::new(replay::open_as(format, path, Options::default(), hints)?);
     let (begin_ns, end_ns) = (replay.begin_ns(), replay.end_ns());
     let devices = replay.devices();
     let mut gpus: Vec<Gpu> =
@@ -55,6 +62,7 @@ pub(super) fn open(format: FileFormat, path: &Path, room: Room, settings: &Setti
         format: format.name,
         times: format.times,
         missing: format.missing.to_vec(),
+        assumed: replay.assumed().to_vec(),
         host: None,
         source: None,
         note: None,

@@ -61,6 +61,7 @@ pub fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         period_ns: file.meta("period_ns"),
         times: Times::Unix,
         missing: Vec::new(),
+        assumed: Vec::new(),
     };
     Ok(Report {
         begin_ns,

@@ -52,6 +52,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         period_ns: None,
         times: if clock_ns.is_some() { Times::Unix } else { Times::Relative },
         missing: MISSING.to_vec(),
+        assumed: Vec::new(),
     };
     let trace = trace.without_work();
     let (begin_ns, trace) = (begin_ns.min(end_ns), Some(Traced { analysis, trace }));

@@ -55,6 +55,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
         end_ns,
         skipped,
         format: FORMAT,
+        assumed: Vec::new(),
         allocations: Vec::new(),
         allocators: Vec::new(),
     })

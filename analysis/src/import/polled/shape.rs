@@ -1,0 +1,132 @@
+//! Rows of text: their cells, what their columns are, and their times.
+
+use super::clock::{self, DateOrder, Stamp};
+use super::columns::{Column, Columns};
+use highwater_engine::recording::FileProblem;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+/// The most columns.
+const MOST_COLUMNS: usize = 4_096;
+
+/// How a file is written.
+#[derive(Debug, Clone)]
+pub(super) struct Shape {
+    pub separator: char,
+    pub columns: Columns,
+    /// Whether its rows begin with a time that its header does not name.
+    pub has_more: bool,
+    /// Whether the user named the columns: then a header is a line like any other.
+    pub is_named: bool,
+    pub is_of_smi: bool,
+}
+
+impl Shape {
+    /// One of rows with these columns.
+    pub fn of_columns(columns: Columns) -> Self {
+        Self { separator: ',', columns, has_more: false, is_named: false, is_of_smi: false }
+    }
+
+    /// Of several columns that can be the GPU's index, keeps the one that distinguishes the most rows.
+    pub fn one_index(&mut self, rows: &[Vec<String>]) {
+        let columns = &mut self.columns.columns;
+        let indices: Vec<usize> = (0..columns.len()).filter(|at| columns[*at] == Column::Index).collect();
+        let distinct = |at: &usize| rows.iter().map(|row| row.get(*at)).collect::<BTreeSet<_>>().len();
+        let best = indices.iter().rev().copied().max_by_key(distinct);
+        indices.into_iter().filter(|at| Some(*at) != best).for_each(|at| columns[at] = Column::Other);
+    }
+
+    /// The time of a row; `None` if the file has none.
+    pub fn time(&self, fields: &[impl AsRef<str>], dates: DateOrder) -> Result<Option<Stamp>, FileProblem> {
+        // A second time is the script's own, or since its begin: the first that is a time of day or of a year counts.
+        let of = |column: &Column| if let Column::Time(unit) = column { Some(*unit) } else { None };
+        let skip = usize::from(self.has_more && fields.len() > self.columns.columns.len());
+        let times = self.columns.columns.iter().enumerate().filter_map(|(at, column)| Some((at + skip, of(column)?)));
+        let mut elapsed = None;
+        let mut wrong = None;
+        for (at, unit) in times {
+            let field = fields.get(at).map_or("", |field| field.as_ref());
+            let date = self.columns.position(|of| of == Column::Date).and_then(|at| fields.get(at));
+            let text = match date {
+                Some(date) => Cow::Owned(format!("{} {field}", date.as_ref())),
+                None => Cow::Borrowed(field),
+            };
+            match clock::parse(&text, dates).or_else(|| numbered(field, unit)) {
+                Some(Stamp::Elapsed(ns)) => elapsed = elapsed.or(Some(Stamp::Elapsed(ns))),
+                Some(stamp) => return Ok(Some(stamp)),
+                None => wrong = wrong.or(Some(field.to_owned())),
+            }
+        }
+        match (elapsed, wrong) {
+            (Some(elapsed), _) => Ok(Some(elapsed)),
+            (None, Some(wrong)) => Err(FileProblem::not_a("timestamp", &wrong)),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// A time that is a number: since 1970 in seconds or fractions of them, or since a begin.
+fn numbered(field: &str, unit: Option<i64>) -> Option<Stamp> {
+    const SINCE_2001: f64 = 1e9;
+    let number: f64 = field.parse().ok().filter(|number: &f64| *number >= 0.0)?;
+    let unit_ns = unit.unwrap_or(match number {
+        ..1e11 => 1_000_000_000,
+        ..1e14 => 1_000_000,
+        ..1e17 => 1_000,
+        _ => 1,
+    });
+    let ns = match field.parse::<i64>() {
+        Ok(whole) => whole.checked_mul(unit_ns)?,
+        // The parts before and after the point: 64 bits of floating point have 100 ns of Unix time.
+        Err(_) => {
+            let (whole, fraction) = field.split_once('.')?;
+            let fraction: f64 = format!("0.{fraction}").parse().ok()?;
+            #[expect(clippy::cast_possible_truncation, reason = "it is less than a unit")]
+            whole.parse::<i64>().ok()?.checked_mul(unit_ns)?.checked_add((fraction * unit_ns as f64).round() as i64)?
+        }
+    };
+    let is_unix = ns as f64 / 1e9 >= SINCE_2001;
+    Some(if is_unix { Stamp::Unix(ns) } else { Stamp::Elapsed(ns) })
+}
+
+/// A line without its end, and without the mark that begins some files.
+pub(super) fn clean(line: &str) -> &str {
+    line.trim().trim_start_matches('\u{feff}')
+}
+
+/// Whether a line is no row: a comment, or the time of the poll that follows.
+pub(super) fn is_aside(line: &str) -> bool {
+    // `10:15:30,604` is a time and a reading here, and no fraction.
+    let has_fields = line.as_bytes().windows(2).any(|pair| pair[0] == b',' && pair[1].is_ascii_digit());
+    line.starts_with("# ") || !has_fields && is_clock(line)
+}
+
+pub(super) fn is_clock(text: &str) -> bool {
+    clock::parse(text, DateOrder::DayMonth).or_else(|| clock::parse(text, DateOrder::MonthDay)).is_some()
+}
+
+pub(super) fn separator_of(line: &str) -> char {
+    [',', ';', '\t'].into_iter().find(|separator| line.contains(*separator)).unwrap_or(',')
+}
+
+/// The fields of a line, without quotes.
+pub(super) fn split(line: &str, separator: char) -> Vec<Cow<'_, str>> {
+    if !line.contains('"') {
+        return line.split(separator).take(MOST_COLUMNS).map(|field| Cow::Borrowed(field.trim())).collect();
+    }
+    let (mut fields, mut field, mut is_quoted) = (Vec::new(), String::new(), false);
+    let mut rest = line.chars().peekable();
+    while let Some(one) = rest.next() {
+        match one {
+            // Two in a quoted field are one of it.
+            '"' if is_quoted && rest.peek() == Some(&'"') => field.extend(rest.next()),
+            '"' => is_quoted = !is_quoted,
+            _ if one == separator && !is_quoted && fields.len() < MOST_COLUMNS => {
+                fields.push(std::mem::take(&mut field));
+            }
+            _ => field.push(one),
+        }
+    }
+    fields.push(field);
+    fields.into_iter().map(|field| Cow::Owned(field.trim().to_owned())).collect()
+}
