@@ -119,7 +119,7 @@ const FORMATS: [Known; 14] = [
         row: [
             "a [trace of PyTorch's profiler](#traces-of-pytorchs-profiler), also packed by gzip",
             "Unix times, if it has `baseTimeNanoseconds`",
-            "the memory of GPUs",
+            "memory outside PyTorch's allocator; all of it without `profile_memory=True`",
         ],
         // Kineto writes the version first, older ones the events.
         sniff: |head| head.is_object_with(&["traceEvents", "schemaVersion"]),

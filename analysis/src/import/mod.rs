@@ -102,6 +102,16 @@ mod tests {
             let length_ms = (tape.end_ns - tape.begin_ns) / 1_000_000;
             assert!((15..400).contains(&length_ms), "{name}: {length_ms} ms");
         }
+        // Of the same kind of GPU, without a job, and with one that holds 1,634 MiB.
+        for (name, used) in
+            [("smi_table.txt", 0), ("smi_query.xml", 0), ("dmon.txt", 0), ("dmon.csv", 0), ("pmon.txt", 1_634 << 20)]
+        {
+            let tape = read(name);
+            assert_eq!(tape.tracks[0].used_at(tape.end_ns), Some(used), "{name}");
+            assert_eq!(tape.format.times, Times::Relative, "{name}");
+        }
+        assert_eq!(read("smi_table.txt").devices[0].name.as_deref(), Some("NVIDIA H200"));
+        assert_eq!(read("smi_query.xml").devices[0].memory_total_bytes, Some(143_771 << 20));
         let known = &read("smi_all.csv").devices[0];
         assert_eq!((known.index.as_str(), known.name.as_deref()), ("0", Some("NVIDIA H200")));
         assert_eq!(

@@ -7,6 +7,7 @@
 use super::collective::{Collective, Kind};
 use super::idle::{Causes, Idle};
 use super::intervals::Intervals;
+use super::memory;
 use super::steps::{self, Window};
 use super::trace::{Op, Trace, Work};
 use super::usage::{self, CollectiveUsage};
@@ -60,6 +61,10 @@ pub struct Step {
     pub overlap_ns: u64,
     /// Which part of the communication that is, from 0 to 1; `None` if there was none.
     pub overlap: Option<f64>,
+    /// The most that PyTorch's allocator had given out while the host was in the step, bytes, if the trace has that.
+    pub allocated_peak_bytes: Option<u64>,
+    /// The most that it held of the GPU.
+    pub reserved_peak_bytes: Option<u64>,
     /// How many kernels the step launched, collectives included.
     pub kernels: u64,
     /// How many copies and fills.
@@ -109,6 +114,16 @@ pub fn analyse_and_draw(trace: &Trace, mut draw: impl FnMut(Stretch)) -> Result<
         analysis.collectives_outside_steps += gpu.outside;
         analysis.steps.extend(gpu.windows.iter().zip(&gpu.owned).map(|(window, owned)| gpu.step(window, owned)));
         gpu.draw(&mut draw);
+    }
+    for levels in memory::levels(trace) {
+        for step in analysis.steps.iter_mut().filter(|step| step.device == levels.device) {
+            let host = match step.step {
+                Some(number) => trace.steps.iter().find(|(of, ..)| *of == number).map(|(_, begin, end)| (*begin, *end)),
+                None => Some((i64::MIN, i64::MAX)),
+            };
+            let highest = host.map(|(begin_ns, end_ns)| levels.highest(begin_ns, end_ns));
+            (step.allocated_peak_bytes, step.reserved_peak_bytes) = highest.unwrap_or_default();
+        }
     }
     let unknown = trace.collectives.iter().filter(|collective| collective.kind == Kind::Unknown);
     let names = unknown.filter_map(|collective| trace.names.get(collective.name));
@@ -286,6 +301,8 @@ impl<'a> Gpu<'a> {
             communication_ns,
             memory_ns: self.memory.within_ns(begin, end),
             overlap_ns,
+            allocated_peak_bytes: None,
+            reserved_peak_bytes: None,
             overlap: (communication_ns > 0).then(|| overlap_ns as f64 / communication_ns as f64),
             kernels: owned.kernels,
             memory_operations: owned.memory,

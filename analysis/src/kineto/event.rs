@@ -4,7 +4,7 @@
 //! is an error; it counts as absent.
 
 use super::time::nanoseconds;
-use super::value::{Text, Whole, pass_over, pass_over_scalars};
+use super::value::{Signed, Text, Whole, pass_over, pass_over_scalars};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -18,6 +18,8 @@ pub(super) enum Category {
     Call,
     /// An operator or an annotation on the host.
     Host,
+    /// A change of what PyTorch's allocator has given out.
+    Allocation,
     Other,
 }
 
@@ -49,6 +51,12 @@ pub(super) struct Args {
     pub group_name: String,
     pub group_ranks: String,
     pub sequence: Option<u64>,
+    /// PyTorch's number of the kind of device: 1 is CUDA, 6 is HIP.
+    pub device_kind: Option<u64>,
+    pub device_id: Option<u64>,
+    pub bytes: Option<i64>,
+    pub allocated: Option<u64>,
+    pub reserved: Option<u64>,
 }
 
 impl Event {
@@ -63,6 +71,8 @@ impl Event {
         (self.is_object, self.begin_ns, self.duration_ns, self.process) = (false, None, None, None);
         (args.device, args.correlation, args.external, args.sequence) = (None, None, None, None);
         (args.elements_in, args.elements_out, args.group_size) = (None, None, None);
+        (args.device_kind, args.device_id, args.bytes) = (None, None, None);
+        (args.allocated, args.reserved) = (None, None);
     }
 
     /// Its category. Old versions write `Kernel`, `Memcpy`, `Runtime` and `Operator`.
@@ -77,6 +87,8 @@ impl Event {
             Category::Host
         } else if ends("runtime") || ends("driver") {
             Category::Call
+        } else if self.name == "[memory]" {
+            Category::Allocation
         } else {
             Category::Other
         }
@@ -129,6 +141,16 @@ enum Arg {
     GroupRanks,
     #[serde(rename = "Seq")]
     Sequence,
+    #[serde(rename = "Device Type")]
+    DeviceKind,
+    #[serde(rename = "Device Id")]
+    DeviceId,
+    #[serde(rename = "Bytes")]
+    Bytes,
+    #[serde(rename = "Total Allocated")]
+    Allocated,
+    #[serde(rename = "Total Reserved")]
+    Reserved,
     #[serde(other)]
     Other,
 }
@@ -201,6 +223,11 @@ impl<'de> Visitor<'de> for IntoArgs<'_> {
                 Arg::GroupName => members.next_value_seed(Text(&mut args.group_name))?,
                 Arg::GroupRanks => members.next_value_seed(Text(&mut args.group_ranks))?,
                 Arg::Sequence => args.sequence = members.next_value_seed(Whole)?,
+                Arg::DeviceKind => args.device_kind = members.next_value_seed(Whole)?,
+                Arg::DeviceId => args.device_id = members.next_value_seed(Whole)?,
+                Arg::Bytes => args.bytes = members.next_value_seed(Signed)?,
+                Arg::Allocated => args.allocated = members.next_value_seed(Whole)?,
+                Arg::Reserved => args.reserved = members.next_value_seed(Whole)?,
                 Arg::Other => drop(members.next_value::<IgnoredAny>()?),
             }
         }

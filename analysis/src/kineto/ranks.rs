@@ -57,13 +57,13 @@ pub struct Clocks {
 /// The matched collectives of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RankShare {
-    /// The rank; the position of its trace if no trace says its rank.
+    /// The rank.
     pub rank: u64,
     /// How many collectives it took part in.
     pub collectives: u64,
     /// The time in them, nanoseconds.
     pub total_ns: u64,
-    /// Of that, until the last rank began; `None` if the clocks cannot be compared.
+    /// Of that, until the last rank began; `None` if the clocks cannot be compared, or no collective of the rank was matched.
     pub waiting_ns: Option<u64>,
     /// Of that, from then on; likewise.
     pub transfer_ns: Option<u64>,
@@ -94,6 +94,9 @@ pub enum RanksError {
     /// There is one trace, or none.
     #[error("the traces of at least two ranks are needed")]
     TooFew,
+    /// A trace does not say its rank.
+    #[error("a trace does not say its rank (`distributedInfo`)")]
+    NoRank,
     /// Two traces are of this rank.
     #[error("two traces are of rank {0}")]
     SameRank(u64),
@@ -105,7 +108,7 @@ pub enum RanksError {
 /// Compares the ranks of one job. If a trace has no date, collectives are counted and their times are not known.
 ///
 /// # Errors
-/// There are not at least two traces, or two are of the same rank.
+/// There are not at least two traces, one does not say its rank, or two are of the same rank.
 pub fn compare(traces: &[&Trace]) -> Result<Ranks, RanksError> {
     let labels = labels(traces)?;
     let found = waits::matches(traces);
@@ -126,9 +129,9 @@ fn labels(traces: &[&Trace]) -> Result<Vec<u64>, RanksError> {
     if traces.len() < 2 {
         return Err(RanksError::TooFew);
     }
-    let are_known = traces.iter().all(|trace| trace.rank.is_some());
-    let labels = traces.iter().zip(0..).map(|(trace, at)| trace.rank.filter(|_| are_known).unwrap_or(at));
-    let (labels, mut seen) = (labels.collect::<Vec<u64>>(), BTreeSet::new());
+    // Traces without ranks may be of one rank, before and after a change.
+    let labels: Option<Vec<u64>> = traces.iter().map(|trace| trace.rank).collect();
+    let (labels, mut seen) = (labels.ok_or(RanksError::NoRank)?, BTreeSet::new());
     match labels.iter().find(|rank| !seen.insert(**rank)) {
         Some(rank) => Err(RanksError::SameRank(*rank)),
         None => Ok(labels),
@@ -220,11 +223,11 @@ impl Sums {
     }
 
     fn result(mut self, found: Matches, problem: Option<String>) -> Ranks {
+        for share in self.ranks.iter_mut().filter(|share| problem.is_some() || share.collectives == 0) {
+            (share.waiting_ns, share.transfer_ns) = (None, None);
+            (share.times_last, share.made_others_wait_ns) = (None, None);
+        }
         if problem.is_some() {
-            for share in &mut self.ranks {
-                (share.waiting_ns, share.transfer_ns) = (None, None);
-                (share.times_last, share.made_others_wait_ns) = (None, None);
-            }
             self.kinds.clear();
         }
         let most = |of: fn(&RankShare) -> Option<u64>| {

@@ -7,17 +7,21 @@
 use super::bytes::{Allowance, Repaired};
 use super::event::{Event, Into};
 use super::reading::Reading;
-use super::trace::Trace;
+use super::trace::{DeviceProperties, Trace};
 use super::value::{Whole, pass_over, pass_over_scalars};
 use super::{MOST_EVENTS, MOST_NAME_BYTES};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use std::io::{BufReader, ErrorKind, Read};
 
 /// The most bytes of one event.
 const MOST_EVENT_BYTES: usize = 1 << 20;
 /// The most bytes of one member of the file that is not the events.
 const MOST_MEMBER_BYTES: usize = 64 << 20;
+
+/// The most GPUs with properties.
+const MOST_DEVICES: usize = 1_024;
 
 /// Why a file is no trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +89,8 @@ enum Member {
     Base,
     #[serde(rename = "distributedInfo")]
     Distributed,
+    #[serde(rename = "deviceProperties")]
+    Devices,
     #[serde(rename = "rank")]
     Rank,
     #[serde(rename = "world_size")]
@@ -122,6 +128,12 @@ impl<'de> Visitor<'de> for Document<'_> {
                     file.reading.trace.base_ns = base.and_then(|base| i64::try_from(base).ok());
                 }
                 Member::Distributed => members.next_value_seed(Distributed(&mut file.reading.trace))?,
+                Member::Devices => {
+                    let text = members.next_value::<Box<RawValue>>()?;
+                    // Of an odd type, it counts as absent.
+                    let found = serde_json::from_str::<Vec<DeviceProperties>>(text.get()).unwrap_or_default();
+                    file.reading.trace.properties = found.into_iter().take(MOST_DEVICES).collect();
+                }
                 Member::Rank | Member::WorldSize | Member::Other => drop(members.next_value::<IgnoredAny>()?),
             }
             file.allowance.renew(MOST_MEMBER_BYTES);
@@ -198,7 +210,7 @@ impl<'de> Visitor<'de> for Distributed<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::collective::Kind;
-    use super::super::trace::{Op, Work};
+    use super::super::trace::{MemoryEvent, Op, Work};
     use super::*;
 
     /// A kernel, and the call that launched it.
@@ -223,6 +235,35 @@ mod tests {
         };
         assert_eq!(trace.name_of(&expected), Some("gemm"));
         assert_eq!((trace.ops, trace.unusable, trace.is_cut_short), (vec![expected], 0, false));
+    }
+
+    #[test]
+    fn changes_of_the_allocator_are_taken_of_gpus_alone() {
+        let memory = |ts: &str, args: &str| {
+            format!(r#"{{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": {ts}, "args": {{{args}}}}}"#)
+        };
+        let trace = read(
+            format!(
+                r#"{{"deviceProperties": [{{"id": 1, "name": "H200", "totalGlobalMem": 150, "numSms": 132}}],
+                "traceEvents": [{}, {}, {}, {}, {KERNEL}]}}"#,
+                memory(
+                    "9",
+                    r#""Device Type": 1, "Device Id": 1, "Bytes": -5, "Total Allocated": 7, "Total Reserved": 9"#
+                ),
+                memory("8.5", r#""Device Type": 1, "Device Id": 1, "Addr": 3, "Bytes": 12"#),
+                memory("8", r#""Device Type": 0, "Device Id": -1, "Bytes": 12"#),
+                memory("7", r#""Device Type": 1, "Device Id": 1, "Bytes": 1.5"#),
+            )
+            .as_bytes(),
+        );
+        let trace = trace.expect("a trace");
+        let of = |at_ns, bytes, allocated, reserved| MemoryEvent { at_ns, device: 1, bytes, allocated, reserved };
+        assert_eq!(trace.memory, [of(8_500, 12, None, None), of(9_000, -5, Some(7), Some(9))]);
+        assert_eq!((trace.unusable, trace.ops.len()), (1, 1));
+        let known = &trace.properties[0];
+        assert_eq!((known.id, known.name.as_deref(), known.total_bytes), (1, Some("H200"), Some(150)));
+        let odd = read(format!(r#"{{"deviceProperties": {{"a": 1}}, "traceEvents": [{KERNEL}]}}"#).as_bytes());
+        assert_eq!(odd.expect("a trace").properties, []);
     }
 
     #[test]

@@ -5,12 +5,14 @@
 
 use super::MOST_EVENTS;
 use super::collective::{self, Collective, Kind};
-use super::event::{Category, Event};
-use super::trace::{Op, Trace, Work};
+use super::event::{Args, Category, Event};
+use super::trace::{MemoryEvent, Op, Trace, Work};
 use std::collections::{HashMap, HashSet};
 
 /// A collective, or its parameters, counts as this number of events of [`MOST_EVENTS`].
 const COLLECTIVE: usize = 4;
+/// PyTorch's numbers of the kinds of devices that are GPUs: CUDA and HIP.
+const GPUS: [u64; 2] = [1, 6];
 /// The operator in which PyTorch writes down what it passes to NCCL.
 const PARAMETERS: &str = "record_param_comms";
 
@@ -56,6 +58,9 @@ impl Reading {
             self.trace.unusable += 1;
         }
         let category = event.category();
+        if category == Category::Allocation {
+            return self.take_allocation(event);
+        }
         if event.phase != "X" || category == Category::Other {
             return Ok(());
         }
@@ -68,7 +73,7 @@ impl Reading {
             Category::Memory => self.take_op(event, begin_ns, end_ns, Work::Memory),
             Category::Call => self.take_call(event, begin_ns),
             Category::Host => self.take_host(event, begin_ns, end_ns),
-            Category::Other => Ok(()),
+            Category::Allocation | Category::Other => Ok(()),
         }
     }
 
@@ -103,6 +108,21 @@ impl Reading {
         let name = self.trace.op_names.intern_kernel(&event.name);
         self.trace.ops.push(Op { begin_ns, end_ns, launch_ns: None, device: device(event), work, name });
         self.correlations.push(event.args.correlation.unwrap_or(0));
+        Ok(())
+    }
+
+    fn take_allocation(&mut self, event: &Event) -> Result<(), Full> {
+        let Args { device_kind, device_id, bytes, allocated, reserved, .. } = event.args;
+        if !device_kind.is_some_and(|kind| GPUS.contains(&kind)) {
+            return Ok(());
+        }
+        let device = device_id.and_then(|device| u32::try_from(device).ok());
+        let (Some(at_ns), Some(device), Some(bytes)) = (event.begin_ns, device, bytes) else {
+            self.trace.unusable += 1;
+            return Ok(());
+        };
+        self.make_room(1)?;
+        self.trace.memory.push(MemoryEvent { at_ns, device, bytes, allocated, reserved });
         Ok(())
     }
 
@@ -174,6 +194,8 @@ impl Reading {
         }
         trace.ops.sort_unstable_by_key(|op| (op.begin_ns, op.end_ns));
         trace.collectives.sort_by_key(|collective| (collective.begin_ns, collective.end_ns));
+        // Those of one time stay in the order of the file.
+        trace.memory.sort_by_key(|event| event.at_ns);
         trace.steps.sort_unstable_by_key(|(_, begin_ns, end_ns)| (*begin_ns, *end_ns));
         let mut seen = HashSet::new();
         trace.steps.retain(|(number, _, _)| seen.insert(*number));

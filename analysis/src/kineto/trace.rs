@@ -5,6 +5,7 @@
 
 use super::collective::Collective;
 use super::names::Names;
+use serde::Deserialize;
 
 /// 2001-09-09 as nanoseconds since 1970. A time from here on is a date: a clock that began with a process or boot never gets
 /// this far.
@@ -40,6 +41,33 @@ pub struct Op {
     pub(super) name: Option<u32>,
 }
 
+/// A change of what the allocator had given out on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryEvent {
+    /// When, nanoseconds on the trace's clock.
+    pub at_ns: i64,
+    /// The GPU's number in its process.
+    pub device: u32,
+    /// What was allocated, or freed if it is negative.
+    pub bytes: i64,
+    /// What the program then held of the allocator, if the event has it.
+    pub allocated: Option<u64>,
+    /// What the allocator then held of the GPU, if the event has it.
+    pub reserved: Option<u64>,
+}
+
+/// What a trace says of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct DeviceProperties {
+    /// Its number in the process.
+    pub id: u32,
+    /// What it is called.
+    pub name: Option<String>,
+    /// Its size, bytes.
+    #[serde(rename = "totalGlobalMem")]
+    pub total_bytes: Option<u64>,
+}
+
 /// What one process did while it was profiled.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
@@ -57,6 +85,10 @@ pub struct Trace {
     pub steps: Vec<(u64, i64, i64)>,
     /// When the host waited for a data loader, nanoseconds.
     pub loading: Vec<(i64, i64)>,
+    /// What PyTorch's allocator gave out, in order of time, if that was profiled.
+    pub memory: Vec<MemoryEvent>,
+    /// What the file says of the GPUs.
+    pub properties: Vec<DeviceProperties>,
     /// How many events could not be used: they are no objects, or have no time or a negative duration.
     pub unusable: u64,
     /// Whether the file ended before its events did.
@@ -71,7 +103,8 @@ impl Trace {
     /// as those of older versions are.
     #[must_use]
     pub fn clock_ns(&self) -> Option<i64> {
-        let is_dated = self.ops.first().is_some_and(|op| op.begin_ns >= A_DATE_NS);
+        let first_ns = self.ops.first().map(|op| op.begin_ns).or_else(|| Some(self.memory.first()?.at_ns));
+        let is_dated = first_ns.is_some_and(|at_ns| at_ns >= A_DATE_NS);
         self.base_ns.or(is_dated.then_some(0))
     }
 
@@ -81,10 +114,11 @@ impl Trace {
         self.op_names.get(op.name?)
     }
 
-    /// The trace without its `ops` and `loading`, which are most of it. What is left suffices to compare ranks.
+    /// The trace without its `ops`, `loading` and `memory`, which are most of it. What is left suffices to compare ranks.
     #[must_use]
     pub fn without_work(self) -> Self {
-        Self { base_ns: self.clock_ns(), ops: Vec::new(), loading: Vec::new(), op_names: Names::default(), ..self }
+        let (ops, loading, memory) = (Vec::new(), Vec::new(), Vec::new());
+        Self { base_ns: self.clock_ns(), ops, loading, memory, op_names: Names::default(), ..self }
     }
 
     /// The GPUs that did something, in order.

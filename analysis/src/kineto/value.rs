@@ -10,6 +10,9 @@ pub(super) struct Text<'a>(pub &'a mut String);
 /// Takes a number that is whole and not negative, also as text; everything else as `None`.
 pub(super) struct Whole;
 
+/// Takes a whole number, also as text; everything else as `None`.
+pub(super) struct Signed;
+
 /// The longest text that is kept of one value.
 const LONGEST: usize = 4096;
 
@@ -132,6 +135,37 @@ impl<'de> Visitor<'de> for Whole {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Option<u64>, E> {
+        Ok(text.trim().parse().ok())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Signed {
+    type Value = Option<i64>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<i64>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Signed {
+    type Value = Option<i64>;
+
+    pass_over!(None);
+    pass_over_object!(None);
+
+    fn visit_u64<E>(self, number: u64) -> Result<Option<i64>, E> {
+        Ok(i64::try_from(number).ok())
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Option<i64>, E> {
+        Ok(Some(number))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Option<i64>, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Option<i64>, E> {
         Ok(text.trim().parse().ok())
     }
 }

@@ -7,7 +7,7 @@ use super::printed::Printed;
 use super::spans::Span;
 use super::table::{Table, milliseconds, size, size_if};
 use super::{advised, allocator, logged, trace};
-use crate::kineto::{Ranks, RanksError};
+use crate::kineto::{Analysis, Ranks, RanksError};
 use highwater_core::wire::Kind;
 use highwater_engine::recording::{Times, printable};
 use std::collections::BTreeMap;
@@ -123,7 +123,24 @@ fn write_finding(report: &Report, found: &Found, out: &mut Printed) -> fmt::Resu
 /// What stands above all else: the peak in one sentence, or what the GPUs of a profiler's trace did. `None` if neither is known.
 #[must_use]
 pub(super) fn headline(report: &Report) -> Option<String> {
-    peak(report).or_else(|| trace::headline(&report.trace.as_ref()?.analysis))
+    let Some(traced) = &report.trace else { return peak(report) };
+    let texts = [trace::headline(&traced.analysis), peak_of_allocator(report, &traced.analysis)];
+    let texts: Vec<String> = texts.into_iter().flatten().collect();
+    (!texts.is_empty()).then(|| texts.join(" "))
+}
+
+/// The peak of a trace's allocator. Not what ran on the GPU then: the host allocates before the GPU uses it.
+fn peak_of_allocator(report: &Report, analysis: &Analysis) -> Option<String> {
+    let (gpu, bytes, at_ns) = report.peak()?;
+    let step = analysis.steps.iter().find(|step| step.allocated_peak_bytes == Some(bytes) && step.step.is_some());
+    let when = match step.and_then(|step| step.step) {
+        Some(step) => format!("in step {step}"),
+        None => format!("after {}", report.time(at_ns - report.begin_ns)),
+    };
+    let reserved = analysis.steps.iter().filter_map(|step| step.reserved_peak_bytes).max();
+    let reserved =
+        reserved.map_or_else(String::new, |reserved| format!(", and had reserved {} at most", size(reserved)));
+    Some(format!("PyTorch had allocated {} at most, on GPU {} {when}{reserved}.", size(bytes), gpu.device.index))
 }
 
 /// The peak: where, when, how full, and what ran then.

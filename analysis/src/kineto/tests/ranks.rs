@@ -1,7 +1,7 @@
 //! Tests of what the comparison of several ranks reports.
 
 use super::story::trace;
-use crate::kineto::{Kind, RankShare, Ranks, RanksError, compare};
+use crate::kineto::{Kind, RankShare, Ranks, RanksError, Trace, compare};
 
 /// Two ranks whose clocks began 100 µs apart.
 fn compared(first: &str, second: &str) -> Ranks {
@@ -104,6 +104,8 @@ fn who_begins_at_the_same_time_is_not_late_and_an_end_at_the_begin_is_no_contrad
 fn what_does_not_wait_for_all_is_not_compared() {
     let ranks = compared("nccl Broadcast 200..220\nnccl SendRecv 230..240", "nccl Generic 100..120");
     assert_eq!((ranks.matched, ranks.unmatched, ranks.not_compared), (0, 0, 3));
+    // Nothing was compared: that nobody waited is not known.
+    assert_eq!(share(&ranks.ranks[0]), [Some(0), None, None, None, None]);
 }
 
 #[test]
@@ -153,4 +155,6 @@ fn traces_that_are_not_of_different_ranks_are_refused() {
     let one = || trace(None, 3, "nccl AllReduce 1..2");
     assert_eq!(compare(&[&one()]).err(), Some(RanksError::TooFew));
     assert_eq!(compare(&[&one(), &one()]).err(), Some(RanksError::SameRank(3)));
+    let unknown = Trace { rank: None, ..one() };
+    assert_eq!(compare(&[&unknown, &one()]).err(), Some(RanksError::NoRank));
 }

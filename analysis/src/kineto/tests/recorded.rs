@@ -210,3 +210,16 @@ fn a_small_model_with_a_slow_loader() {
     let expected = [(2, 986_667), (3, 930_024), (4, 545_885), (5, 347_556)];
     assert_eq!(steps, expected.map(|(step, data_ns)| (Some(step), 76, Some(data_ns))));
 }
+
+/// PyTorch's own peaks of the same run: `tests/gpu/traced_memory.py`, on an H200.
+#[test]
+fn the_memory_of_each_step_is_what_pytorch_counts() {
+    let analysis = analyse(&trace(&data("memory_kineto.json.gz"))).expect("a GPU worked");
+    let peaks: Vec<_> =
+        analysis.steps.iter().map(|step| (step.allocated_peak_bytes, step.reserved_peak_bytes)).collect();
+    let said =
+        [(89_765_888, 111_149_056), (118_880_768, 144_703_488), (135_555_584, 153_092_096), (152_243_200, 174_063_616)];
+    let said = said.map(|(allocated, reserved)| (Some(allocated), Some(reserved)));
+    // The step that was begun and not ended has no work.
+    assert_eq!(peaks[..said.len()], said);
+}

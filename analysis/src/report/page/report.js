@@ -341,6 +341,9 @@ function traceTables(recording, of, jump) {
     steps.map((step) => [shown(step), String(step.device), milliseconds(step.window_ns), share(step.busy_ns, step.window_ns),
       milliseconds(step.idle_ns), milliseconds(step.idle.data_ns), milliseconds(step.idle.host_ns), milliseconds(step.idle.other_ns),
       milliseconds(step.compute_ns), milliseconds(step.communication_ns), step.overlap === null ? "" : share(step.overlap, 1)]), 1)];
+  if (steps.some((step) => step.allocated_peak_bytes !== null)) made.push(element("h2", {}, `Memory of each step${of}`), table(
+    `What PyTorch's allocator had given out and reserved at most while the host was in each step${of}`, ["step", "GPU", "allocated", "reserved"],
+    steps.map((step) => [shown(step), String(step.device), bytes(step.allocated_peak_bytes), bytes(step.reserved_peak_bytes)]), 1));
   const collectives = steps.flatMap((step) => step.collectives.map((kind) => [number(step), kind.kind, kind.count.toLocaleString("en"),
     milliseconds(kind.total_ns), bytes(kind.bytes), bandwidth(kind.bus_bytes_per_second)]));
   if (collectives.length) made.push(element("h2", {}, `Collectives${of}`), table(`Collectives by step and kind${of}`,
@@ -359,6 +362,7 @@ function traceTables(recording, of, jump) {
 function rankTables({ ranks }) {
   if (!ranks) return [];
   if (ranks.problem) return [element("p", {}, `The traces are not compared as ranks of one job: ${ranks.problem}.`)];
+  if (ranks.matched === 0) return [element("p", {}, "How long ranks waited for each other is not known: no collective is of all ranks of a group.")];
   const made = [element("h2", {}, "Ranks"), table("Time in collectives by rank",
     ["rank", "in collectives", "waiting for others", "transfer", "began last", "made others wait"],
     ranks.ranks.map((rank) => [String(rank.rank), milliseconds(rank.total_ns), milliseconds(rank.waiting_ns), milliseconds(rank.transfer_ns),

@@ -1,14 +1,17 @@
 //! Reads traces of PyTorch's profiler.
 //!
-//! Enters: a trace. Leaves: a report without memory, whose steps and phases are what the GPUs did, and whose layers are kernels.
+//! Enters: a trace. Leaves: a report whose steps and phases are what the GPUs did, whose layers are kernels, and whose memory is
+//! what PyTorch's allocator had given out, if that was profiled.
 //! Invariant: numbers are of all events, and only what is drawn is joined and thinned.
 
 use crate::import::bytes_of;
 use crate::kineto::{self, Activity, Op, Stretch, Trace};
-use crate::report::model::{Origin, Report};
+use crate::report::curve::Point;
+use crate::report::model::{Gpu, Origin, Report};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
 use crate::report::trace::Traced;
+use highwater_core::gpu::Device;
 use highwater_core::jobs::EndedBy;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
@@ -17,7 +20,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What a trace does not contain, for people.
-const MISSING: &[&str] = &["the memory of GPUs", "findings"];
+const MISSING: &[&str] = &["the memory of GPUs (profile with profile_memory=True)", "findings"];
+/// The same of one with the allocator's events, and of an older one, whose events have no totals.
+const MISSING_BESIDE: &[&str] = &["memory outside PyTorch's allocator", "findings"];
+const MISSING_BELOW: &[&str] = &[
+    "memory outside PyTorch's allocator",
+    "what was allocated before and stayed: memory is above its lowest",
+    "findings",
+];
 
 /// Reads a trace.
 pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
@@ -25,7 +35,8 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     let trace = trace.map_err(|error| refuse("recording_unreadable", path, error))?;
     let clock_ns = trace.clock_ns();
     // One event with a wrong time must not hide all others: what is far from the one in the middle is not drawn.
-    let middle_ns = trace.ops.get(trace.ops.len() / 2).map_or(0, |op| op.begin_ns);
+    let middle_of_memory = trace.memory.get(trace.memory.len() / 2).map_or(0, |event| event.at_ns);
+    let middle_ns = trace.ops.get(trace.ops.len() / 2).map_or(middle_of_memory, |op| op.begin_ns);
     let is_near = |at_ns: i64| !is_too_long(at_ns.min(middle_ns), at_ns.max(middle_ns));
     let rank = trace.rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(0);
     let (mut spans, mut far) = (Spans::new(room.spans, Vec::new()).sampled(false), 0);
@@ -39,7 +50,15 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         (begin_ns, end_ns) = (begin_ns.min(ended.begin_ns), end_ns.max(ended.end_ns));
         spans.push(ended);
     });
-    let analysis = analysis.map_err(|error| refuse("recording_unreadable", path, error))?;
+    let levels = kineto::levels(&trace);
+    let analysis = match analysis {
+        Err(error) if levels.is_empty() => return Err(refuse("recording_unreadable", path, error)),
+        analysis => analysis.ok(),
+    };
+    for at_ns in trace.memory.iter().map(|event| event.at_ns).filter(|at_ns| is_near(*at_ns)) {
+        let at_ns = at_ns.saturating_add(clock_ns.unwrap_or(0));
+        (begin_ns, end_ns) = (begin_ns.min(at_ns), end_ns.max(at_ns));
+    }
     add_kernels(&trace, rank, &mut spans, room, is_near);
     spans.lose(far);
     spans.finish();
@@ -51,12 +70,46 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         state: trace.is_cut_short.then(|| "cut_short".to_owned()),
         period_ns: None,
         times: if clock_ns.is_some() { Times::Unix } else { Times::Relative },
-        missing: MISSING.to_vec(),
+        missing: match levels.first() {
+            None => MISSING.to_vec(),
+            Some(levels) if levels.is_lower_bound => MISSING_BELOW.to_vec(),
+            Some(_) => MISSING_BESIDE.to_vec(),
+        },
         assumed: Vec::new(),
     };
+    let begin_ns = begin_ns.min(end_ns);
+    let most = room.points_of_one(levels.len());
+    let gpus: Vec<Gpu> = levels
+        .iter()
+        .map(|of| {
+            let mut gpu = Gpu::new(device_of(&trace, of.device, path), begin_ns, most);
+            for level in of.levels.iter().filter(|level| is_near(level.at_ns)) {
+                let at_ns = level.at_ns.saturating_add(clock_ns.unwrap_or(0));
+                gpu.usage.push(Point { at_ns, used: Some(level.allocated) });
+            }
+            gpu.usage.end(None, end_ns);
+            gpu
+        })
+        .collect();
+    let gpu_of = |gpu: &Gpu| Some((gpu.device.index.parse().ok()?, gpu.device.uuid.clone()));
+    let uuids: BTreeMap<u32, String> = gpus.iter().filter_map(gpu_of).collect();
+    let gpus_of = uuids.into_iter().map(|(device, uuid)| ((job_of(device), rank), [uuid].into())).collect();
     let trace = trace.without_work();
-    let (begin_ns, trace) = (begin_ns.min(end_ns), Some(Traced { analysis, trace }));
-    Ok(Report { begin_ns, end_ns, spans, trace, ..Report::of_file(path, origin) })
+    let trace = analysis.map(|analysis| Traced { analysis, trace });
+    Ok(Report { begin_ns, end_ns, gpus, gpus_of, spans, trace, ..Report::of_file(path, origin) })
+}
+
+/// What the trace says of a GPU.
+fn device_of(trace: &Trace, number: u32, path: &Path) -> Device {
+    let known = trace.properties.iter().find(|of| of.id == number);
+    Device {
+        index: number.to_string(),
+        // One that no other file's GPU has.
+        uuid: format!("GPU-{number}-of-{}", path.display()),
+        name: known.and_then(|of| of.name.clone()),
+        memory_total_bytes: known.and_then(|of| of.total_bytes),
+        ..Device::default()
+    }
 }
 
 /// Adds each kernel and copy as a layer: the longest of them one by one, as far as there is room beside what is there already, and the

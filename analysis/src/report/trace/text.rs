@@ -3,7 +3,7 @@
 use crate::kineto::{Analysis, Kind, Ranks, Step};
 use crate::report::printed::Printed;
 use crate::report::spans::{Row, Spans};
-use crate::report::table::{Table, size};
+use crate::report::table::{Table, size, size_if};
 use highwater_core::wire::Kind as WireKind;
 use highwater_engine::recording::printable;
 use std::cmp::Reverse;
@@ -80,6 +80,7 @@ pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut Printed) -> 
         ]);
     }
     out.table(table);
+    write_memory(&analysis.steps, out);
     write_collectives(&analysis.steps, out)?;
     if analysis.is_cut_short {
         writeln!(out, "The file ends in the middle: all numbers are of what comes before.")?;
@@ -92,6 +93,19 @@ pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut Printed) -> 
         writeln!(out, "Collectives of unknown kind: {}", printable(&names.join(", ")))?;
     }
     Ok(())
+}
+
+/// The memory of each step, if the trace has that.
+fn write_memory(steps: &[Step], out: &mut Printed) {
+    if steps.iter().all(|step| step.allocated_peak_bytes.is_none()) {
+        return;
+    }
+    let mut table = Table::new(["step", "GPU", "peak allocated", "peak reserved"]).keys(2);
+    for step in steps {
+        let [allocated, reserved] = [step.allocated_peak_bytes, step.reserved_peak_bytes].map(size_if);
+        table.push([step_of(step.step), step.device.to_string(), allocated, reserved]);
+    }
+    out.table(table);
 }
 
 /// The collectives of all steps, by step and kind.
@@ -147,6 +161,13 @@ pub(in crate::report) fn write_kernels(spans: &Spans, out: &mut Printed) -> fmt:
 
 /// How long ranks waited for each other.
 pub(in crate::report) fn write_ranks(ranks: &Ranks, out: &mut Printed) -> fmt::Result {
+    if ranks.matched == 0 {
+        let why = match ranks.not_compared {
+            0 => "the traces have no collective of all ranks of a group".to_owned(),
+            count => format!("{count} kernels send from rank to rank, or are of unknown kind"),
+        };
+        return writeln!(out, "How long ranks waited for each other is not known: {why}.");
+    }
     writeln!(out, "{} collectives of all ranks together", ranks.matched)?;
     let mut table =
         Table::new(["rank", "in collectives", "waiting for others", "transfer", "began last", "made others wait"]);
