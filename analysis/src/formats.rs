@@ -86,7 +86,7 @@ const FORMATS: [Known; 14] = [
         name: "SQLite of nvprof",
         row: [
             "SQLite of nvprof (`--track-memory-allocations on`): table `CUPTI_ACTIVITY_KIND_MEMORY`",
-            "from its begin",
+            "Unix times",
             "memory that CUDA itself takes, phases",
         ],
         sniff: |head| head.has_table(nvprof::TABLE),
@@ -97,7 +97,7 @@ const FORMATS: [Known; 14] = [
         row: [
             "SQLite of Nsight Systems (`--cuda-memory-usage=true`, `nsys export -t sqlite`): table \
              `CUDA_GPU_MEMORY_USAGE_EVENTS`",
-            "from its begin",
+            "Unix times, if it has the session's begin",
             "memory that CUDA itself takes, phases",
         ],
         sniff: |head| head.has_table(nsight::TABLE),
@@ -222,10 +222,11 @@ impl FileFormat {
         head.file().as_ref().map_err(Clone::clone)?;
         match head.table_trouble() {
             Some(error) => Err(error),
-            None if head.first_line().is_none() => {
-                Err(refuse("recording_unreadable", path, "is empty, or is not text"))
-            }
-            None => Err(refuse("recording_unreadable", path, none_of_them())),
+            None => Err(match head.known_otherwise() {
+                Some(why) => head.refused(why),
+                None if head.first_line().is_none() => head.refused("is empty, or is not text"),
+                None => head.refused(&none_of_them()),
+            }),
         }
     }
 
@@ -354,12 +355,34 @@ impl<'a> Head<'a> {
         self.database().is_some_and(|file| file.as_ref().is_ok_and(|file| file.has_table(table)))
     }
 
+    /// What a file is that cannot be read, and what to do with it; `None` if that is not known.
+    fn known_otherwise(&self) -> Option<&'static str> {
+        let has_ending = |ending: &str| self.path.extension().is_some_and(|of| of == ending);
+        if has_ending("nsys-rep") || has_ending("qdrep") {
+            return Some(
+                "is a report of Nsight Systems, which has the memory of GPUs if it was recorded with --cuda-memory-usage=true: \
+                 `nsys export -t sqlite FILE` makes the SQLite that highwater reads",
+            );
+        }
+        None
+    }
+
     /// If it is a SQLite file: the error that its tables cannot be opened, or are of no known format.
     fn table_trouble(&self) -> Option<OpenError> {
         self.database().map(|file| match file {
             Err(error) => error.clone(),
-            Ok(file) => file.refuse("recording_unreadable", none_of_them()),
+            Ok(_) if self.has_table("CUPTI_ACTIVITY_KIND_RUNTIME") && self.has_table("StringTable") => self.refused(
+                "is a profile of nvprof without the memory of GPUs: record it with --track-memory-allocations on",
+            ),
+            Ok(_) if self.has_table("StringIds") => self.refused(
+                "is an export of Nsight Systems without the memory of GPUs: record it with --cuda-memory-usage=true",
+            ),
+            Ok(_) => self.refused(&none_of_them()),
         })
+    }
+
+    fn refused(&self, why: &str) -> OpenError {
+        refuse("recording_unreadable", self.path, why)
     }
 }
 
@@ -436,6 +459,9 @@ mod tests {
         }
         // A database of another program, and one that is broken.
         let folder = tempfile::tempdir().expect("a folder");
+        let nsys = folder.path().join("it.nsys-rep");
+        fs::write(&nsys, b"\x00\xff\x01").expect("written");
+        assert!(FileFormat::of(&nsys).expect_err("not known").message.contains("nsys export -t sqlite FILE"));
         let path = folder.path().join("it.sqlite");
         rusqlite::Connection::open(&path).and_then(|file| file.execute_batch("CREATE TABLE other (a)")).expect("made");
         let message = FileFormat::of(&path).expect_err("not known").message;

@@ -8,7 +8,7 @@ use highwater_analysis::import::polled::Hints;
 use highwater_analysis::kineto::{MOST_EVENTS, Ranks, RanksError};
 use highwater_analysis::report::{
     Comparison, Condition, Printed, Report, Room, Traced, comparison_of_ranks, json, page, perfetto, picture, ranks,
-    summary,
+    summary, together,
 };
 use highwater_engine::files::read_at_most;
 use highwater_engine::offline;
@@ -51,6 +51,9 @@ pub(super) struct ReportCommand {
     /// In the page, begin all recordings at this step instead of at their begin.
     #[arg(long, value_name = "STEP")]
     align_step: Option<u64>,
+    /// Compare files of processes that ran at the same time, instead of adding up what they hold on each GPU.
+    #[arg(long)]
+    compare: bool,
     /// What the columns of a table of text are, by their names: 'timestamp,-,memory.used'. Of all files.
     #[arg(long, value_name = "NAMES")]
     columns: Option<String>,
@@ -94,7 +97,14 @@ impl ReportCommand {
             reports.push(report);
         }
         distinguish(&mut reports, &self.files);
-        let (comparison, ranks) = (Comparison::of(&reports), ranks(&reports));
+        let ranks = ranks(&reports);
+        let all = if self.compare { None } else { together(&reports, Room::of(self.files.len() + 1)) };
+        if let (Some(_), Some(condition)) = (&all, self.fail_if.iter().find(|condition| condition.needs_two())) {
+            let why = "the files are of one run, which is not compared with itself; --compare compares them";
+            return Err(Misuse(format!("--fail-if '{condition}': {why}")).into());
+        }
+        let comparison = if all.is_none() { Comparison::of(&reports) } else { None };
+        reports.splice(..0, all);
         if let Some(output) = &self.output {
             let page = page(&reports, comparison.as_ref(), ranks.as_ref(), self.align_step);
             replace(output, page.as_bytes()).with_context(|| output.display().to_string())?;

@@ -282,6 +282,62 @@ fn a_bound_on_what_a_file_does_not_contain_never_passes() {
 }
 
 #[test]
+fn the_user_names_columns_and_the_period_of_a_log_that_does_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    put(folder.path(), "gpu.log", "1785951483,0, 72.60, 73543, 81920\n1785951488,0, 72.97, 73500, 81920\n");
+    let refused = report(folder.path(), &["gpu.log"]);
+    assert!(text(&refused.stderr).contains("`highwater report --columns` reads it"), "{refused:?}");
+    let columns = ["gpu.log", "--columns", "timestamp,-,-,memory.used,memory.total"];
+    let read = json_of(folder.path(), &columns)["recordings"][0].clone();
+    assert_eq!((&read["times"], &read["duration_ns"]), (&json!("unix"), &json!(5_000_000_000_i64)), "{read}");
+    assert_eq!(read["gpus"][0]["peak_bytes"], json!(73_543_u64 << 20));
+    let misuse = report(folder.path(), &["gpu.log", "--columns", "timestamp,-,-,-,-"]);
+    assert_eq!(misuse.status.code(), Some(2), "{misuse:?}");
+    assert!(text(&misuse.stderr).contains("one of the columns must be memory.used"), "{misuse:?}");
+    put(folder.path(), "memory_fft.txt", "memory.used [MiB]\n3 MiB\n4 MiB\n5 MiB\n");
+    let read = json_of(folder.path(), &["memory_fft.txt", "--period", "10ms"])["recordings"][0].clone();
+    assert_eq!((&read["times"], &read["duration_ns"]), (&json!("relative"), &json!(20_000_000)), "{read}");
+    assert_eq!(read["gpus"][0]["known_ns"], json!(20_000_000));
+}
+
+/// A profile of nvprof: device, begin and end in milliseconds, MiB.
+fn nvprof(path: &Path, allocations: &[(u32, i64, i64, i64)]) {
+    const BEGIN_NS: i64 = 1_774_586_313_950_756_076;
+    let file = Connection::open(path).expect("created");
+    let table = "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMORY (memoryKind INT, bytes INT, start INT, end INT, deviceId INT)";
+    file.execute_batch(table).expect("a table");
+    for (device, begin, end, mib) in allocations {
+        let times = (BEGIN_NS + begin * 1_000_000, BEGIN_NS + end * 1_000_000);
+        let row = format!(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMORY VALUES (3, {}, {}, {}, {device})",
+            mib << 20,
+            times.0,
+            times.1
+        );
+        file.execute_batch(&row).expect("a row");
+    }
+}
+
+#[test]
+fn processes_of_one_run_are_added_up_and_compared_on_request() {
+    let folder = tempfile::tempdir().expect("a folder");
+    nvprof(&folder.path().join("a.prof"), &[(0, 0, 90, 500), (1, 1, 80, 2)]);
+    nvprof(&folder.path().join("b.prof"), &[(1, 20, 70, 700)]);
+    let both = json_of(folder.path(), &["a.prof", "b.prof"]);
+    assert_eq!(both["recordings"][0]["name"], "2 files together", "{both}");
+    assert_eq!(both["recordings"][0]["gpus"][1]["peak_bytes"], json!(702_u64 << 20));
+    assert_eq!(both["recordings"][0]["gpus"][1]["peak_after_ns"], json!(20_000_000));
+    assert_eq!(both["comparison"], Value::Null);
+    let compared = json_of(folder.path(), &["a.prof", "b.prof", "--compare"]);
+    assert_eq!(compared["recordings"].as_array().map(Vec::len), Some(2));
+    assert!(compared["comparison"].is_object(), "{compared}");
+    let judged = report(folder.path(), &["a.prof", "b.prof", "--fail-if", "peak.increase > 5%"]);
+    assert_eq!(judged.status.code(), Some(2), "{judged:?}");
+    let judged = report(folder.path(), &["a.prof", "b.prof", "--fail-if", "peak > 701MiB"]);
+    assert_eq!(judged.status.code(), Some(3), "{judged:?}");
+}
+
+#[test]
 fn in_a_terminal_lines_fit_and_findings_have_marks_and_colours() {
     for (columns, is_plain) in [(80_u16, false), (60, true), (200, false)] {
         let terminal = Terminal::open(columns, 40);

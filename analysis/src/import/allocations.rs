@@ -8,7 +8,7 @@ use highwater_core::source::OpenError;
 use highwater_engine::recording::SkippedLines;
 use highwater_engine::recording::lines::refuse;
 use highwater_engine::recording::rows::MOST_GPUS;
-use highwater_engine::recording::tape::{Allocation, Format, Tape};
+use highwater_engine::recording::tape::{Allocation, Format, Tape, Times};
 use highwater_engine::recording::track::Track;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,7 +32,11 @@ pub(super) struct Lifetime {
     pub bytes: u64,
 }
 
-/// The recording with these allocations, and with what the file says of the GPUs. It ends with the last event.
+/// 2001-09-09 as nanoseconds since 1970. A time from here on is a date: a clock that began with a process or boot never gets this far.
+pub(super) const A_DATE_NS: i64 = 1_000_000_000_000_000_000;
+
+/// The recording with these allocations, and with what the file says of the GPUs. It ends with the last event. Its times are dates
+/// if they can be.
 pub(super) fn tape(
     path: &Path,
     format: Format,
@@ -43,6 +47,8 @@ pub(super) fn tape(
     let begin_ns = lifetimes.iter().map(|one| one.begin_ns).min().unwrap_or_default();
     let ends = lifetimes.iter().map(|one| one.end_ns.unwrap_or(one.begin_ns).max(one.begin_ns));
     let end_ns = ends.max().unwrap_or_default();
+    let times = if begin_ns >= A_DATE_NS { Times::Unix } else { Times::Relative };
+    let format = Format { times, ..format };
     let mut changes: BTreeMap<u32, Vec<(i64, i128)>> = BTreeMap::new();
     for one in lifetimes {
         if changes.len() >= MOST_GPUS && !changes.contains_key(&one.device) {
@@ -225,6 +231,35 @@ mod tests {
     }
 
     #[test]
+    fn times_that_are_dates_and_names_of_gpus_are_kept() {
+        let epoch_ns = 1_774_586_313_950_756_076_i64;
+        let tape = imported(|file| {
+            file.execute_batch(NVPROF)?;
+            file.execute_batch(&format!(
+                "CREATE TABLE CUPTI_ACTIVITY_KIND_DEVICE (globalMemorySize INT, id INT, name INT);
+                 CREATE TABLE StringTable (_id_ INTEGER PRIMARY KEY, value TEXT);
+                 INSERT INTO CUPTI_ACTIVITY_KIND_DEVICE VALUES (5000, 0, 3);
+                 INSERT INTO StringTable VALUES (2, 'x'), (3, 'Tesla T4');
+                 INSERT INTO CUPTI_ACTIVITY_KIND_MEMORY VALUES (NULL, 3, 9, 100, {epoch_ns}, 0, 0, 0, 1, 0, 1, 0)"
+            ))
+        });
+        let tape = tape.expect("a profile");
+        assert_eq!((tape.format.times, tape.begin_ns), (Times::Unix, epoch_ns));
+        assert_eq!(tape.devices[0].name.as_deref(), Some("Tesla T4"));
+        let tape = imported(|file| {
+            file.execute_batch(NSIGHT)?;
+            file.execute_batch(&format!(
+                "CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT);
+                 INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES ({epoch_ns}, 'x');
+                 INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS (start, globalPid, deviceId, contextId, address, pc, bytes,
+                 memKind, memoryOperationType) VALUES (10, 1, 0, 1, 5, 0, 100, 2, 0), (20, 1, 0, 1, 5, 0, 100, 2, 1)"
+            ))
+        });
+        let tape = tape.expect("an export");
+        assert_eq!((tape.format.times, tape.begin_ns, tape.end_ns), (Times::Unix, epoch_ns + 10, epoch_ns + 20));
+    }
+
+    #[test]
     fn an_address_that_is_allocated_twice_was_freed_in_between() {
         let tape = imported(|file| {
             file.execute_batch(NSIGHT)?;
@@ -241,7 +276,11 @@ mod tests {
     fn what_is_no_profile_is_refused_in_one_line() {
         let refused = |sql: &str| imported(|file| file.execute_batch(sql)).expect_err(sql).message;
         assert!(refused("CREATE TABLE t (a)").contains("is of no format that highwater reads"));
-        assert!(refused(NVPROF).contains("it has no memory of any GPU"));
+        assert!(refused(NVPROF).contains("it has no memory of any GPU: record it with --track-memory-allocations on"));
+        assert!(refused(NSIGHT).contains("it has no memory of any GPU: record it with --cuda-memory-usage=true"));
+        assert!(refused("CREATE TABLE StringIds (id, value)").contains("record it with --cuda-memory-usage=true"));
+        let nvprof = "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (a); CREATE TABLE StringTable (a)";
+        assert!(refused(nvprof).contains("record it with --track-memory-allocations on"));
         // A view could be a query without an end.
         let view = "CREATE VIEW CUPTI_ACTIVITY_KIND_MEMORY AS WITH RECURSIVE n AS (SELECT 1 UNION ALL SELECT 1 FROM n) \
                     SELECT 1 AS deviceId, 1 AS start, 1 AS end, 1 AS bytes FROM n";

@@ -1,7 +1,7 @@
 //! SQLite of Nsight Systems (`nsys profile --cuda-memory-usage=true`, `nsys export -t sqlite`): a row for each
 //! allocation and each release.
 
-use super::allocations::{self, Lifetime, MISSING, MOST_ALLOCATIONS};
+use super::allocations::{self, A_DATE_NS, Lifetime, MISSING, MOST_ALLOCATIONS};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::FileProblem;
@@ -54,13 +54,31 @@ pub(crate) fn tape(mut file: RecordingReader) -> Result<Tape, OpenError> {
         Ok((!is_of_host).then_some(event))
     })?;
     let gpus = gpus(&mut file)?;
-    let lifetimes = lifetimes(rows.into_iter().flatten(), &gpus, &mut file);
+    let epoch_ns = epoch_ns(&mut file)?;
+    let dated =
+        |(address, at_ns, bytes, is_allocated): Event| (address, at_ns.saturating_add(epoch_ns), bytes, is_allocated);
+    let lifetimes = lifetimes(rows.into_iter().flatten().map(dated), &gpus, &mut file);
+    if lifetimes.is_empty() && file.skipped.count == 0 {
+        return Err(
+            file.refuse("recording_unreadable", "it has no memory of any GPU: record it with --cuda-memory-usage=true")
+        );
+    }
     if lifetimes.len() > MOST_ALLOCATIONS {
         let problem = format!("table {TABLE} has more than {MOST_ALLOCATIONS} allocations");
         return Err(file.refuse("recording_too_large", problem));
     }
     let (path, facts) = (file.path().to_owned(), facts(&mut file)?);
     allocations::tape(&path, FORMAT, &lifetimes, &facts, file.skipped)
+}
+
+/// When the session began, nanoseconds since 1970; 0 if the export does not have it.
+fn epoch_ns(file: &mut RecordingReader) -> Result<i64, OpenError> {
+    const START: &str = "TARGET_INFO_SESSION_START_TIME";
+    if !file.has_column(START, "utcEpochNs") {
+        return Ok(0);
+    }
+    let rows = file.rows(START, &format!("SELECT utcEpochNs FROM {START}"), 0, 1, |row| needed::<i64>(row, 0))?;
+    Ok(rows.first().copied().filter(|epoch_ns| *epoch_ns >= A_DATE_NS).unwrap_or(0))
 }
 
 /// The GPU of each process's device: `CUDA_VISIBLE_DEVICES` can make every GPU of a node the device 0 of its process.

@@ -5,7 +5,7 @@ use super::allocations::{self, Lifetime, MISSING, MOST_ALLOCATIONS};
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::FileProblem;
-use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, needed, number};
+use highwater_engine::recording::rows::{MOST_GPUS, RecordingReader, needed, number, text};
 pub use highwater_engine::recording::tape::{Format, Tape, Times};
 use std::collections::BTreeMap;
 
@@ -32,19 +32,31 @@ pub(crate) fn tape(mut file: RecordingReader) -> Result<Tape, OpenError> {
         Ok((!is_of_host).then_some(lifetime))
     })?;
     let lifetimes: Vec<Lifetime> = rows.into_iter().flatten().collect();
+    if lifetimes.is_empty() && file.skipped.count == 0 {
+        return Err(file.refuse(
+            "recording_unreadable",
+            "it has no memory of any GPU: record it with --track-memory-allocations on",
+        ));
+    }
     let (path, facts) = (file.path().to_owned(), facts(&mut file)?);
     allocations::tape(&path, FORMAT, &lifetimes, &facts, file.skipped)
 }
 
-/// The size of each device, if the profile has the devices.
+/// The size and the name of each device, if the profile has the devices.
 fn facts(file: &mut RecordingReader) -> Result<BTreeMap<u32, Device>, OpenError> {
     const DEVICES: &str = "CUPTI_ACTIVITY_KIND_DEVICE";
+    const STRINGS: &str = "StringTable";
     if !file.has_column(DEVICES, "globalMemorySize") || !file.has_column(DEVICES, "id") {
         return Ok(BTreeMap::new());
     }
-    let query = format!("SELECT id, globalMemorySize FROM {DEVICES}");
+    // A name is the number of a text.
+    let has_names =
+        file.has_column(DEVICES, "name") && file.has_column(STRINGS, "_id_") && file.has_column(STRINGS, "value");
+    let name = if has_names { "(SELECT value FROM StringTable WHERE _id_ = name LIMIT 1)" } else { "NULL" };
+    let query = format!("SELECT id, globalMemorySize, {name} FROM {DEVICES}");
     let rows = file.rows(DEVICES, &query, 0, MOST_GPUS, |row| {
-        Ok((needed(row, 0)?, Device { memory_total_bytes: number(row, 1)?, ..Device::default() }))
+        let (memory_total_bytes, name) = (number(row, 1)?, text(row, 2)?);
+        Ok((needed(row, 0)?, Device { memory_total_bytes, name, ..Device::default() }))
     })?;
     Ok(rows.into_iter().collect())
 }

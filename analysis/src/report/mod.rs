@@ -31,6 +31,7 @@ mod room;
 mod spans;
 mod table;
 mod text;
+mod together;
 mod trace;
 mod usage;
 
@@ -53,5 +54,6 @@ pub use room::Room;
 pub use spans::{Ended, Row, Span, Spans};
 pub use table::{Table, size};
 pub use text::{comparison_of_ranks, summary};
+pub use together::together;
 pub use trace::Traced;
 pub use usage::MemoryUsage;

@@ -23,6 +23,8 @@ const RIGHT: i32 = 1580;
 const TOP: i32 = 70;
 /// Where the plot ends, and room for the legend below it.
 const BOTTOM: i32 = 680;
+/// What fits into a column of the legend: 462 pixels, 9 of them a character.
+const CHARACTERS_OF_A_COLUMN: usize = 51;
 /// Curves that have a place in the legend.
 const MOST_NAMED: usize = 12;
 
@@ -70,7 +72,10 @@ struct Drawn<'a> {
     gpu: &'a Gpu,
     name: String,
     peak: String,
+    /// What the left edge of the plot is, on its clock.
     begin_ns: i64,
+    /// When it began, on its clock.
+    from_ns: i64,
     end_ns: i64,
     color: Rgb888,
 }
@@ -99,17 +104,21 @@ impl Scale {
     }
 }
 
-/// The picture of these recordings, all from their begin, as PNG.
+/// The picture of these recordings as PNG: those that ran at the same time on one axis, all others from their begin.
 ///
 /// # Errors
 /// It cannot be encoded.
 pub fn picture(reports: &[Report]) -> Result<Vec<u8>, png::EncodingError> {
     let mut canvas = Canvas(vec![255; (WIDTH * HEIGHT * 3) as usize]);
     let several = reports.len() > 1;
-    let gpus = reports.iter().flat_map(|report| report.gpus.iter().map(move |gpu| (report, gpu)));
+    let offsets = super::axis::offsets(reports);
+    let gpus = reports
+        .iter()
+        .zip(offsets)
+        .flat_map(|(report, offset_ns)| report.gpus.iter().map(move |gpu| (report, offset_ns.unwrap_or(0), gpu)));
     let drawn: Vec<Drawn<'_>> = gpus
         .enumerate()
-        .map(|(nth, (report, gpu))| Drawn {
+        .map(|(nth, (report, offset_ns, gpu))| Drawn {
             gpu,
             peak: gpu.usage.peak.map_or_else(
                 || "no memory is known".to_owned(),
@@ -120,7 +129,8 @@ pub fn picture(reports: &[Report]) -> Result<Vec<u8>, png::EncodingError> {
             } else {
                 format!("GPU {}", gpu.device.index)
             },
-            begin_ns: report.begin_ns,
+            begin_ns: report.begin_ns - offset_ns,
+            from_ns: report.begin_ns,
             end_ns: report.end_ns,
             color: COLORS[nth % COLORS.len()],
         })
@@ -232,6 +242,9 @@ fn curve(canvas: &mut Canvas, scale: &Scale, one: &Drawn<'_>) {
         if from_ns >= one.end_ns {
             break;
         }
+        if to_ns <= one.from_ns {
+            continue;
+        }
         // The value before the column's begin counts too, so that a change at the begin is drawn as a vertical line.
         let first = points.partition_point(|point| point.at_ns < from_ns).saturating_sub(1);
         let inside = points[first..].iter().take_while(|point| point.at_ns < to_ns || point.at_ns <= from_ns);
@@ -258,14 +271,25 @@ fn peak(canvas: &mut Canvas, scale: &Scale, one: &Drawn<'_>) {
     let _ = Circle::with_center(at, 9).into_styled(style).draw(canvas);
 }
 
+/// As much of a name as there is room for, in characters: its begin, and its end, which says which GPU it is.
+fn fitted(name: &str, room: usize) -> String {
+    const END: usize = 8;
+    let length = name.chars().count();
+    if length <= room {
+        return name.to_owned();
+    }
+    let begin: String = name.chars().take(room.saturating_sub(END + 2)).collect();
+    let end: String = name.chars().skip(length - END.min(length)).collect();
+    format!("{begin}..{end}")
+}
+
 /// Each curve with its peak, in columns below the plot.
 fn legend(canvas: &mut Canvas, drawn: &[Drawn<'_>]) {
     for (nth, one) in drawn.iter().take(MOST_NAMED).enumerate() {
         let (column, row) = (i32::try_from(nth / 4).unwrap_or(0), i32::try_from(nth % 4).unwrap_or(0));
         let at = At::new(LEFT + column * 490, BOTTOM + 48 + row * 20);
         fill(canvas, (at.x, at.y - 6), (at.x + 20, at.y - 2), one.color);
-        // As much of the name as there is room for.
-        let name: String = one.name.chars().take(24).collect();
+        let name = fitted(&one.name, CHARACTERS_OF_A_COLUMN.saturating_sub(one.peak.chars().count() + 2));
         write(canvas, &format!("{name}: {}", one.peak), At::new(at.x + 28, at.y), TEXT, false);
     }
     if drawn.len() > MOST_NAMED {
@@ -279,15 +303,26 @@ mod tests {
     use super::*;
     use crate::report::hand;
 
+    fn pixels_of(reports: &[Report]) -> Vec<u8> {
+        let picture = picture(reports).expect("encoded");
+        let mut reader = png::Decoder::new(std::io::Cursor::new(picture)).read_info().expect("a picture");
+        let mut pixels = vec![0; reader.output_buffer_size().expect("small")];
+        let info = reader.next_frame(&mut pixels).expect("pixels");
+        assert_eq!((info.width, info.height), (WIDTH, HEIGHT));
+        pixels
+    }
+
+    fn color_at(pixels: &[u8], x: i32, y: i32) -> Rgb888 {
+        let place = (usize::try_from(y).expect("inside") * WIDTH as usize + usize::try_from(x).expect("inside")) * 3;
+        Rgb888::new(pixels[place], pixels[place + 1], pixels[place + 2])
+    }
+
     #[test]
     fn a_simulated_recording_says_so_in_its_picture() {
         let crimson = |source: Option<&str>| {
             let mut report = hand::report("name", &[vec![(0, Some(1 << 30)), (9, Some(2 << 30))]]);
             report.origin.source = source.map(str::to_owned);
-            let picture = picture(&[report]).expect("encoded");
-            let mut reader = png::Decoder::new(std::io::Cursor::new(picture)).read_info().expect("a picture");
-            let mut pixels = vec![0; reader.output_buffer_size().expect("small")];
-            reader.next_frame(&mut pixels).expect("pixels");
+            let pixels = pixels_of(&[report]);
             let warning = Rgb888::CSS_CRIMSON;
             pixels.chunks(3).filter(|pixel| *pixel == [warning.r(), warning.g(), warning.b()]).count()
         };
@@ -296,20 +331,31 @@ mod tests {
     }
 
     #[test]
+    fn what_ran_at_the_same_time_is_below_each_other() {
+        let first = hand::report("first", &[vec![(0, Some(1 << 30)), (999, Some(1 << 30))]]);
+        let mut second = hand::report("second", &[vec![(500, Some(2 << 30)), (999, Some(2 << 30))]]);
+        second.begin_ns = 500;
+        let pixels = pixels_of(&[first, second]);
+        let scale = Scale { length_ns: 1_000, most_bytes: (2 << 30) + (2 << 30) / 16 };
+        let color = |at_ns: i64| color_at(&pixels, scale.x(at_ns), scale.y(2 << 30));
+        assert_eq!(color(750), COLORS[1]);
+        assert_ne!(color(250), COLORS[1], "it began later");
+    }
+
+    #[test]
+    fn a_long_name_keeps_its_begin_and_its_gpu() {
+        assert_eq!(fitted("memory_winograd.txt GPU 0", 25), "memory_winograd.txt GPU 0");
+        assert_eq!(fitted("memory_winograd.txt GPU 12", 25), "memory_winograd..t GPU 12");
+        assert_eq!(fitted("memory_winograd.txt GPU 12", 3), "..t GPU 12");
+    }
+
+    #[test]
     fn a_spike_of_one_reading_is_in_the_picture() {
         let readings = |at_ns: i64| if at_ns == 300 { 40 << 30 } else { 10 << 30 };
         let report = hand::report("spike \u{7f}", &[(0..1_000).map(|at_ns| (at_ns, Some(readings(at_ns)))).collect()]);
-        let picture = picture(&[report]).expect("encoded");
-        let mut reader = png::Decoder::new(std::io::Cursor::new(picture)).read_info().expect("a picture");
-        let mut pixels = vec![0; reader.output_buffer_size().expect("small")];
-        let info = reader.next_frame(&mut pixels).expect("pixels");
-        assert_eq!((info.width, info.height), (WIDTH, HEIGHT));
+        let pixels = pixels_of(&[report]);
         let scale = Scale { length_ns: 1_000, most_bytes: (40 << 30) + (40 << 30) / 16 };
-        let color = |x: i32, y: i32| {
-            let place =
-                (usize::try_from(y).expect("inside") * WIDTH as usize + usize::try_from(x).expect("inside")) * 3;
-            Rgb888::new(pixels[place], pixels[place + 1], pixels[place + 2])
-        };
+        let color = |x: i32, y: i32| color_at(&pixels, x, y);
         let (x, y) = (scale.x(300), scale.y(25 << 30));
         assert!((x - 1..=x + 1).any(|x| color(x, y) == COLORS[0]), "no spike at {x}, {y}");
         assert_ne!(color(scale.x(500), y), COLORS[0]);
