@@ -423,8 +423,14 @@ fn a_recording_that_is_killed_opens_with_what_was_written() {
             .query_row("SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL", [], |row| row.get(0))
             .expect("its view");
         assert_eq!(without, 0);
+        let samples: i64 = file.query_row("SELECT count(*) FROM samples", [], |row| row.get(0)).expect("a number");
         drop(file);
         let shown = command().arg("report").arg(folder.path().join("file.sqlite")).output().expect("it runs");
+        if samples == 0 {
+            // On a machine under load it may be killed before its first reading.
+            assert!(milliseconds < 300 && text(&shown.stderr).contains("it has no memory of any GPU"), "{shown:?}");
+            continue;
+        }
         assert!(shown.status.success() && text(&shown.stdout).contains("reached at"), "{shown:?}");
     }
     println!("at most {worst:?} before the kill is missing");

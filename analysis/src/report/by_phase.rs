@@ -152,7 +152,7 @@ fn increase((own, first): (i64, i64), (own_ends, first_ends): ([i64; 2], [i64; 2
 }
 
 /// Whether the traces among these are of several ranks of one job.
-fn traced_ranks(reports: &[Report]) -> bool {
+pub(super) fn traced_ranks(reports: &[Report]) -> bool {
     let ranks: Vec<_> = reports.iter().filter_map(|report| report.trace.as_ref()?.analysis.rank).collect();
     ranks.len() > 1 && ranks.iter().collect::<BTreeSet<_>>().len() == ranks.len()
 }

@@ -1,5 +1,6 @@
 //! Several recordings side by side: each measure of each, its difference from the first, and a verdict.
 
+use super::by_kernel::{self, ComparedKernel};
 use super::by_phase::{self, ComparedPhase};
 use super::model::Report;
 use super::printed::Printed;
@@ -127,6 +128,8 @@ pub struct Comparison {
     pub recordings: Vec<Compared>,
     /// The phases of recordings with steps.
     pub phases: Vec<ComparedPhase>,
+    /// The kernels of traces whose time differs the most.
+    pub kernels: Vec<ComparedKernel>,
     /// What follows, in sentences.
     pub verdict: Vec<String>,
 }
@@ -138,11 +141,11 @@ impl Comparison {
     /// Compares recordings that have memory, and those that have steps, with the first of them; `None` if there is only one of each.
     #[must_use]
     pub fn of(reports: &[Report]) -> Option<Self> {
-        let phases = by_phase::compare(reports);
+        let (phases, kernels) = (by_phase::compare(reports), by_kernel::compare(reports));
         let reports: Vec<&Report> = reports.iter().filter(|report| !report.gpus.is_empty()).collect();
         let first = match *reports.as_slice() {
             [first, _, ..] => Some(first),
-            _ if phases.is_empty() => return None,
+            _ if phases.is_empty() && kernels.is_empty() => return None,
             _ => None,
         };
         let beside = |measure: Measure, report: &Report| {
@@ -154,8 +157,8 @@ impl Comparison {
         };
         let recordings: Vec<Compared> = first.map_or_else(Vec::new, |_| reports.into_iter().map(compared).collect());
         let verdict = [Measure::Peak, Measure::Step].into_iter().filter_map(|measure| verdict(measure, &recordings));
-        let verdict = verdict.chain(by_phase::verdict(&phases)).collect();
-        Some(Self { verdict, recordings, phases })
+        let verdict = verdict.chain(by_phase::verdict(&phases)).chain(by_kernel::verdict(&kernels)).collect();
+        Some(Self { verdict, recordings, phases, kernels })
     }
 }
 
@@ -210,6 +213,7 @@ impl Comparison {
             out.table(table);
         }
         by_phase::print(&self.phases, &mut out);
+        by_kernel::print(&self.kernels, &mut out);
         for sentence in &self.verdict {
             let _ = writeln!(out, "{}", printable(sentence));
         }

@@ -9,6 +9,7 @@ mod advised;
 mod allocator;
 mod axis;
 mod breakdown;
+mod by_kernel;
 mod by_phase;
 mod compare;
 mod condition;
@@ -36,6 +37,7 @@ mod trace;
 mod usage;
 
 pub use advised::{Advised, advised};
+pub use by_kernel::{ComparedKernel, KernelBeside};
 pub use by_phase::{ComparedPhase, MedianBeside};
 pub use compare::{Comparison, Difference};
 pub use condition::{Condition, ConditionError, Failed};

@@ -146,7 +146,18 @@ function comparison(report) {
   const rows = report.comparison.recordings.map((one) => [one.name, ...beside(one.peak, gib), ...beside(one.mean, gib),
     ...beside(one.duration, time), ...beside(one.step, time)]);
   const memory = rows.length ? [element("h2", {}, "Comparison"), table("Each recording beside the first", ["recording", "peak", "change", "mean", "change", "duration", "change", "mean step", "change"], rows)] : [];
-  return [...memory, ...byPhase(report.comparison.phases)];
+  return [...memory, ...byPhase(report.comparison.phases), ...byKernel(report.comparison.kernels)];
+}
+
+// The kernels of traces whose time differs the most.
+function byKernel(kernels) {
+  if (!kernels.length) return [];
+  const sign = (ns) => ns === null ? "" : `${ns < 0 ? "−" : "+"}${(Math.abs(ns) / 1e6).toFixed(3)} ms`;
+  const rows = kernels.flatMap(({ kernel, recordings }) => recordings.map((of) => [
+    element("span", { title: kernel }, kernel.length > MOST_KERNEL_NAME ? `${kernel.slice(0, MOST_KERNEL_NAME)}…` : kernel), of.name,
+    of.count.toFixed(1), `${(of.time_ns / 1e6).toFixed(3)} ms`, sign(of.increase_ns)]));
+  return [element("h2", {}, "Kernels beside the first"), table("Kernels and copies of each trace, in a step, whose time differs the most",
+    ["kernel or copy", "trace", "count", "time", "change"], rows, 2)];
 }
 
 // Each phase's median beside the first recording's. The bar is the difference, and the line across its end the 95 % interval.

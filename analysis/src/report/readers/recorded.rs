@@ -99,6 +99,8 @@ fn interval(
     let (Some(begin_ns), Some(end_ns)) = (begin_ns, end_ns) else {
         return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
     };
+    // A writer that was killed before its first reading has noted until when memory is known: floored, and so before its begin.
+    let end_ns = if is_noted && !is_too_long(end_ns, begin_ns) { end_ns.max(begin_ns) } else { end_ns };
     if end_ns < begin_ns || is_too_long(begin_ns, end_ns) {
         let problem = "its begin and its end are not within 31 days: one of them is wrong";
         return Err(file.refuse("recording_unreadable", problem));
@@ -354,6 +356,8 @@ mod tests {
         let report = with("DELETE FROM meta WHERE key LIKE '%_ns'").expect("a recording");
         assert_eq!((report.begin_ns, report.end_ns), (900, 2_000));
         let refused = |more: &str| with(more).expect_err(more).message;
+        let early = "DELETE FROM samples; DELETE FROM meta WHERE key = 'end_ns'; UPDATE gpus SET known_until_ns = 995";
+        assert!(refused(early).ends_with("it has no memory of any GPU"), "{}", refused(early));
         let far = "DELETE FROM meta WHERE key LIKE '%_ns';
                    INSERT INTO samples VALUES (0, -9000000000000000000, 0, 1), (0, 9000000000000000000, 0, 1)";
         assert!(refused(far).ends_with("are not within 31 days: one of them is wrong"));
