@@ -149,12 +149,14 @@ impl Readout {
     /// A gap between two readings that are not the newest.
     fn earlier_gap(&mut self, from_ns: i64, to_ns: i64) {
         let held = self.points.iter().rev().find(|(at_ns, _)| *at_ns <= to_ns).and_then(|(_, used)| *used);
-        self.points.push((from_ns.saturating_add(1), None));
+        // Both are near the end, so that little moves.
+        let place = self.points.partition_point(|(at_ns, _)| *at_ns <= from_ns);
+        self.points.insert(place, (from_ns.saturating_add(1), None));
         // The reading at the gap's end may have repeated the value before.
-        if held.is_some() && !self.points.iter().any(|(at_ns, _)| *at_ns == to_ns) {
-            self.points.push((to_ns, held));
+        let place = self.points.partition_point(|(at_ns, _)| *at_ns < to_ns);
+        if held.is_some() && self.points.get(place).is_none_or(|(at_ns, _)| *at_ns != to_ns) {
+            self.points.insert(place, (to_ns, held));
         }
-        self.points.sort_by_key(|(at_ns, _)| *at_ns);
     }
 
     fn begin_anew(&mut self) {

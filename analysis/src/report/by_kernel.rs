@@ -27,6 +27,8 @@ const LEAST_SHARE: f64 = 0.001;
 pub struct ComparedKernel {
     /// Its name.
     pub kernel: String,
+    /// Whether its numbers are of a step; else they are of the whole trace, as one of the traces has no steps.
+    pub is_by_step: bool,
     /// The traces, in the order in which they were given.
     pub recordings: Vec<KernelBeside>,
 }
@@ -79,7 +81,11 @@ pub(super) fn compare(reports: &[Report]) -> Vec<ComparedKernel> {
         });
         of.collect()
     };
-    let compared = |(name, _): (&str, f64)| ComparedKernel { kernel: name.to_owned(), recordings: beside(name) };
+    let compared = |(name, _): (&str, f64)| ComparedKernel {
+        kernel: name.to_owned(),
+        is_by_step: by_step,
+        recordings: beside(name),
+    };
     names.into_iter().take(MOST_COMPARED).map(compared).collect()
 }
 
@@ -113,7 +119,8 @@ pub(super) fn verdict(kernels: &[ComparedKernel]) -> Vec<String> {
         let (by, than) = (increase(&most) / 1e6, &most.recordings.first()?.name);
         let more = if by < 0.0 { "less" } else { "more" };
         let name = short(&most.kernel, LONGEST_NAMED);
-        Some(format!("In a step of {}, {name} takes {:.3} ms {more} than in {than}.", one.name, by.abs()))
+        let of = if most.is_by_step { "a step" } else { "all" };
+        Some(format!("In {of} of {}, {name} takes {:.3} ms {more} than in {than}.", one.name, by.abs()))
     };
     first.recordings.iter().enumerate().skip(1).filter_map(|(nth, one)| of(nth, one)).collect()
 }
@@ -123,7 +130,8 @@ pub(super) fn print(kernels: &[ComparedKernel], out: &mut Printed) {
     if kernels.is_empty() {
         return;
     }
-    let mut table = Table::new(["time in a step", "", "count", "trace", "kernel or copy"]);
+    let time = if kernels.iter().all(|one| one.is_by_step) { "time in a step" } else { "time in all" };
+    let mut table = Table::new([time, "", "count", "trace", "kernel or copy"]);
     let shown = kernels.iter().take(MOST_PRINTED);
     for (of, one) in shown.flat_map(|one| one.recordings.iter().map(move |of| (of, one))) {
         table.push([

@@ -27,14 +27,18 @@ pub fn together(reports: &[Report], room: Room) -> Option<Report> {
     let end_ns = parts.iter().map(|report| report.end_ns).max()?;
     let mut by_index: BTreeMap<(usize, &str), Vec<(&Gpu, i64)>> = BTreeMap::new();
     for (report, gpu) in parts.iter().flat_map(|report| report.gpus.iter().map(move |gpu| (report, gpu))) {
-        let index = gpu.device.index.as_str();
+        // Importers make up a UUID where a file has none.
+        let uuid = gpu.device.uuid.as_str();
+        let index = if uuid.is_empty() || uuid.contains("-of-") { gpu.device.index.as_str() } else { uuid };
         by_index.entry((index.len(), index)).or_default().push((gpu, report.end_ns));
     }
-    let most = room.points_of_one(by_index.len());
-    let gpus = by_index.into_values().map(|gpus| sum(&gpus, (begin_ns, end_ns), most)).collect();
     let thinned = parts.iter().flat_map(|report| &report.gpus).filter_map(|gpu| gpu.usage.curve.bucket_ns()).max();
     let thinned =
         thinned.map(|ns| format!("the sums are of the highest and lowest values of {:.3} ms each", ns as f64 / 1e6));
+    let has_numbers = by_index.keys().any(|(_, key)| !key.starts_with("GPU-"));
+    let by_number = has_numbers.then(|| "GPUs with the same number are one GPU: the files do not say".to_owned());
+    let most = room.points_of_one(by_index.len());
+    let gpus = by_index.into_values().map(|gpus| sum(&gpus, (begin_ns, end_ns), most)).collect();
     let origin = Origin {
         format: "sum of allocations",
         host: None,
@@ -44,7 +48,7 @@ pub fn together(reports: &[Report], room: Room) -> Option<Report> {
         period_ns: None,
         times: Times::Unix,
         missing: parts.iter().flat_map(|report| report.origin.missing.iter().copied()).take(1).collect(),
-        assumed: thinned.into_iter().collect(),
+        assumed: thinned.into_iter().chain(by_number).collect(),
     };
     let name = format!("{} files together", parts.len());
     Some(Report { begin_ns, end_ns, gpus, ..Report::of_file(Path::new(&name), origin) })

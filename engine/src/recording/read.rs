@@ -75,7 +75,10 @@ fn read(file: &mut RecordingReader, times: Span) -> Result<Tape, OpenError> {
     };
     said.profiles = file.profiles_said(begin_ns, is_known)?.into();
     if is_too_long(begin_ns, end_ns) {
-        return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
+        return Err(file.refuse(
+            "recording_unreadable",
+            "its times lie more than 31 days apart: one of them is wrong, or it is longer than what is read",
+        ));
     }
     let devices = devices.into_values().map(|(device, _)| device).collect();
     let skipped = std::mem::take(&mut file.skipped);

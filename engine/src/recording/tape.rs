@@ -89,7 +89,8 @@ impl Tape {
             return Err(refuse("recording_unreadable", path, format!("it has no memory of any GPU{first}")));
         };
         if is_too_long(begin_ns, end_ns) {
-            let problem = "its times lie more than 31 days apart: one of them is wrong";
+            let problem =
+                "its times lie more than 31 days apart: one of them is wrong, or it is longer than what is read";
             return Err(refuse("recording_unreadable", path, problem));
         }
         Ok(Self {

@@ -7,8 +7,17 @@ pub(super) const KIB: u64 = 1 << 10;
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;
 
+/// The highest number of a GPU in a column's name.
+const MOST_NUMBER: u32 = 255;
+/// How sure a name is that says nothing of statistics.
+const SURE: u8 = 4;
+const GPU_WORDS: [&str; 7] = ["gpu", "gpus", "cuda", "device", "vram", "fb", "nvidia"];
 /// The longest name that is shown of a column, characters.
 const LONGEST_SHOWN: usize = 100;
+
+/// Why a table of processes is refused.
+pub(super) const OF_PROCESSES: &str =
+    "its rows are of processes, and not of GPUs: record --query-gpu=timestamp,index,memory.used";
 
 /// What a column is. Sizes have the bytes of their unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +27,8 @@ pub(super) enum Column {
     /// The day, if the time of day is in another column.
     Date,
     Index,
+    /// The node, where a log has several.
+    Host,
     Uuid,
     Bus,
     Name,
@@ -38,7 +49,9 @@ pub(super) struct Columns {
     /// What was guessed of them, for people.
     pub assumed: Vec<String>,
     /// Whether one has a name that only nvidia-smi uses.
-    is_of_smi: bool,
+    pub is_of_smi: bool,
+    /// Whether rows are of processes.
+    pub has_processes: bool,
 }
 
 impl Columns {
@@ -50,11 +63,19 @@ impl Columns {
         for name in names {
             let Named { column, assumed, rank, is_of_smi } = Named::of(name);
             found.is_of_smi |= is_of_smi;
+            found.has_processes |= name.trim() == "pid";
             let key = key_of(column);
             let column = match key.and_then(|key| known.get(&key)) {
                 Some((before, before_rank)) if rank > *before_rank => {
                     found.columns[*before] = Column::Other;
                     column
+                }
+                Some(_) if matches!(column, Column::Used(_) | Column::UsedOf(..)) && rank >= SURE => {
+                    found.assumed.push(format!(
+                        "{} is not read: another column is taken for memory.used",
+                        short(name, LONGEST_SHOWN)
+                    ));
+                    Column::Other
                 }
                 Some(_) => Column::Other,
                 None => column,
@@ -70,7 +91,7 @@ impl Columns {
 
     /// Columns that were recognised by their values.
     pub fn of_values(columns: Vec<Column>, assumed: Vec<String>) -> Self {
-        Self { columns, assumed, is_of_smi: false }
+        Self { columns, assumed, ..Self::default() }
     }
 
     /// The columns of a header; `None` if a line is none.
@@ -120,6 +141,7 @@ fn key_of(column: Column) -> Option<(u8, u32)> {
         Column::Reserved(_) => (7, 0),
         Column::UsedOf(gpu, _) => (8, gpu),
         Column::TotalOf(gpu, _) => (9, gpu),
+        Column::Host => (10, 0),
         Column::Time(_) | Column::Index | Column::Other => return None,
     })
 }
@@ -156,9 +178,12 @@ impl Named {
             Some((of, "max")) => (of, 3),
             Some((of, "mean" | "last" | "avg")) => (of, 2),
             Some((of, "min")) => (of, 1),
-            _ => (name, 4),
+            _ => (name, SURE),
         };
         let words = words(of);
+        // Beside memory of GPUs, memory without that word is the host's.
+        let is_of_gpu = words.iter().any(|word| GPU_WORDS.contains(&word.as_str()));
+        let rank = if rank == SURE && is_of_gpu { rank + 1 } else { rank };
         let (column, is_guess) = by_words(name, &words);
         let shown = short(name, LONGEST_SHOWN);
         let assumed = match rank {
@@ -253,8 +278,11 @@ fn by_words(name: &str, words: &[String]) -> (Column, bool) {
         let unit = unit(words);
         let bytes = unit.unwrap_or(MIB);
         let of_gpu = || {
-            let at = words.iter().position(|word| ["gpu", "gpus", "cuda", "device"].contains(&word.as_str()))?;
-            words.get(at + 1)?.parse::<u32>().ok()
+            let number = |word: &String| word.parse::<u32>().ok().filter(|number| *number <= MOST_NUMBER);
+            let at = words.iter().position(|word| ["gpu", "gpus", "cuda", "device"].contains(&word.as_str()));
+            // `gpu_memory_used_0`, and lists and objects of JSON: `used_mb.0`, `0.used_mb`.
+            let after = at.and_then(|at| number(words.get(at + 1)?));
+            after.or_else(|| number(words.last()?)).or_else(|| number(words.first()?))
         };
         if has(&["total", "capacity", "size", "limit"]) {
             return (of_gpu().map_or(Column::Total(bytes), |gpu| Column::TotalOf(gpu, bytes)), unit.is_none());
@@ -273,7 +301,27 @@ fn by_words(name: &str, words: &[String]) -> (Column, bool) {
     if only(&["gpu", "index", "id", "idx", "device", "number", "num", "no", "cuda", "minor", "ordinal"]) {
         return (Column::Index, false);
     }
-    let is_time = has(&["timestamp", "datetime", "time", "ts", "elapsed", "runtime"]);
+    if only(&["host", "hostname", "node", "nodename", "name", "server"]) && !only(&["name"]) {
+        return (Column::Host, false);
+    }
+    // A duration of something is no clock.
+    const DURATIONS: &[&str] = &[
+        "step",
+        "iter",
+        "iteration",
+        "epoch",
+        "batch",
+        "eta",
+        "load",
+        "data",
+        "forward",
+        "backward",
+        "train",
+        "duration",
+        "wait",
+        "per",
+    ];
+    let is_time = !has(DURATIONS) && has(&["timestamp", "datetime", "time", "ts", "elapsed", "runtime"]);
     match (is_memory || name.len() > 64, is_time, only(&["date", "day"])) {
         (false, true, _) => (Column::Time(words.iter().rev().find_map(|word| unit_of_time(word))), false),
         (false, _, true) => (Column::Date, false),

@@ -5,7 +5,7 @@
 //! more than one column can be the memory in use is refused, unless the user names the columns.
 
 use super::clock::{self, DateOrder, Stamp};
-use super::columns::{Column, Columns, is_unknown, size};
+use super::columns::{Column, Columns, OF_PROCESSES, is_unknown, size};
 use super::hints::Hints;
 use super::polls::Polls;
 use super::shape::{Shape, is_aside, split};
@@ -56,12 +56,17 @@ impl Reader {
         let mut fields: Vec<&str> = fields.iter().map(|field| &**field).collect();
         // A header comes first, and again wherever a second run was appended.
         if fields.iter().all(|field| field.starts_with(char::is_alphabetic) || field.starts_with('_'))
+            && (fields.len() > 1 || self.shape.columns.columns.len() == 1)
             && let Some(columns) = Columns::of_header(&fields)
         {
+            if columns.has_processes {
+                return Err(Fault::File(FileProblem::malformed(OF_PROCESSES)));
+            }
             if !self.shape.is_named && !columns.has_memory() {
                 return Err(Fault::File(FileProblem::malformed("the query has no memory.used")));
             }
-            if !self.shape.is_named && self.shape.columns.columns != columns.columns {
+            if !self.shape.is_named && self.shape.header != columns.columns {
+                self.shape.header.clone_from(&columns.columns);
                 columns.assumed.iter().for_each(|what| self.polls.assume(what.as_str()));
                 self.shape.columns = columns;
             }
@@ -104,11 +109,17 @@ impl Reader {
         };
         let (uuid, bus) = (field(|of| of == Column::Uuid), field(|of| of == Column::Bus));
         let index = field(|of| of == Column::Index);
+        let host = field(|of| of == Column::Host);
         let reserved = bytes(|of| if let Column::Reserved(unit) = of { Some(unit) } else { None });
         let known = |text: Option<&str>| text.filter(|text| !is_unknown(text)).map(str::to_owned);
         let name = field(|of| of == Column::Name);
-        self.polls.add(at, uuid.or(bus).or(index), used, || Device {
-            index: known(index).map(|index| number_in(&index)).unwrap_or_default(),
+        let own = [uuid, bus, index].into_iter().flatten().find(|text| !is_unknown(text));
+        // GPUs of several nodes have the same numbers.
+        let of_host = host.and_then(|host| Some(format!("{} ({host})", own?)));
+        let shown = known(index).map(|index| number_in(&index));
+        let shown = shown.map(|index| host.map_or(index.clone(), |host| format!("{index} ({host})")));
+        self.polls.add(at, of_host.as_deref().or(own), used, || Device {
+            index: shown.unwrap_or_default(),
             uuid: known(uuid).unwrap_or_default(),
             name: known(name),
             pci_bus_id: known(bus),
@@ -121,24 +132,27 @@ impl Reader {
     /// Takes a row with a column for each GPU.
     fn take_wide(&mut self, at: Option<Stamp>, fields: &[&str]) -> Result<(), Fault> {
         self.polls.begin_poll();
-        let of = |column: &Column| if let Column::UsedOf(gpu, unit) = column { Some((*gpu, *unit)) } else { None };
-        let columns = self.shape.columns.columns.clone();
-        for (at_column, (gpu, unit)) in columns.iter().enumerate().filter_map(|(at, column)| Some((at, of(column)?))) {
+        let Self { shape, polls, .. } = self;
+        for (at_column, column) in shape.columns.columns.iter().enumerate() {
+            let Column::UsedOf(gpu, unit) = *column else { continue };
             let field = fields.get(at_column).copied().unwrap_or_default();
-            let used = size(field, unit).map_err(Fault::Line)?;
-            let total = self.shape.columns.size(|of| match of {
-                Column::TotalOf(other, unit) if other == gpu => Some(unit),
-                _ => None,
-            });
-            let total = total.and_then(|(at, unit)| size(fields.get(at)?, unit).ok().flatten());
             // An export of several series has rows in which only some have a value.
-            if used.is_none() && field.is_empty() {
+            if field.is_empty() {
                 continue;
             }
+            let used = size(field, unit).map_err(Fault::Line)?;
+            let total = || {
+                let of = |of| matches!(of, Column::TotalOf(other, _) if other == gpu);
+                let at = shape.columns.position(of)?;
+                match shape.columns.columns[at] {
+                    Column::TotalOf(_, unit) => size(fields.get(at)?, unit).ok().flatten(),
+                    _ => None,
+                }
+            };
             let index = gpu.to_string();
-            self.polls.add(at, Some(&index), used, || Device {
+            polls.add(at, Some(&index), used, || Device {
                 index: index.clone(),
-                memory_total_bytes: total,
+                memory_total_bytes: total(),
                 ..Device::default()
             })?;
         }
@@ -148,8 +162,11 @@ impl Reader {
 
 /// The number of a GPU in `0`, `GPU 0` or `cuda:0`, else the text.
 fn number_in(text: &str) -> String {
-    let end = text.rsplit(|one: char| !one.is_ascii_digit()).next().unwrap_or_default();
-    if end.is_empty() { text.to_owned() } else { end.to_owned() }
+    let lower = text.to_ascii_lowercase();
+    let rest = ["gpu", "cuda", "device"].iter().find_map(|name| lower.strip_prefix(name)).unwrap_or(&lower);
+    let number = rest.trim_start_matches([' ', ':', '#', '_', '-']);
+    let is_number = !number.is_empty() && number.bytes().all(|one| one.is_ascii_digit());
+    if is_number { number.to_owned() } else { text.to_owned() }
 }
 
 #[cfg(test)]
@@ -376,5 +393,79 @@ mod tests {
         assert_eq!(used("2024/03/10 10:00:00.123, 45\n2024/03/10 10:00:01.123, 47\n"), [45, 47]);
         let ambiguous = rows(["2 MiB, 20146 MiB", "20142 MiB, 15000 MiB"]);
         assert!(imported("gpu_log.csv", &ambiguous).expect_err("two").message.contains("--columns"));
+    }
+
+    /// The peak of each GPU by its index, MiB, and what was guessed.
+    fn peaks(name: &str, text: &str) -> (Vec<(String, u64)>, Vec<String>) {
+        let tape = imported(name, text).expect("a log");
+        let peak =
+            |track: &highwater_engine::recording::track::Track| track.points().filter_map(|(_, used)| used).max();
+        let peaks = tape
+            .devices
+            .iter()
+            .zip(&tape.tracks)
+            .map(|(gpu, track)| (gpu.index.clone(), peak(track).unwrap_or(0) / MIB));
+        (peaks.collect(), tape.assumed)
+    }
+
+    #[test]
+    fn memory_of_the_host_and_of_other_gpus_is_told_apart_by_names() {
+        let row = |index: &str, mib: u64| (index.to_owned(), mib);
+        let host = "timestamp,cpu_percent,memory_used_mb,gpu_memory_used_mb\n2026-01-01 00:00:00,5,30000,100\n\
+                    2026-01-01 00:00:01,5,30001,20000\n";
+        assert_eq!(peaks("host.csv", host), (vec![row("0", 20_000)], vec![]));
+        let suffix =
+            "timestamp,gpu_memory_used_0,gpu_memory_used_1\n2026-01-01 00:00:00,10,7000\n2026-01-01 00:00:01,20,8000\n";
+        assert_eq!(peaks("suffix.csv", suffix).0, [row("0", 20), row("1", 8_000)]);
+        let runs = "\"Step\",\"run-a - system/gpu.0.memoryAllocatedBytes\",\"run-b - system/gpu.0.memoryAllocatedBytes\"\n1,1048576,70000000000\n";
+        let (found, assumed) = peaks("wandb.csv", runs);
+        assert_eq!((found, assumed.len()), (vec![row("0", 1)], 1), "the other run is listed as not read");
+        assert!(assumed[0].starts_with("run-b"), "{assumed:?}");
+        let nodes = "hostname,timestamp,index,memory.used [MiB]\nn1,2026/01/01 00:00:00.000,0,100 MiB\nn2,2026/01/01 00:00:00.010,0,50000 MiB\n";
+        assert_eq!(peaks("nodes.csv", nodes).0, [row("0 (n1)", 100), row("0 (n2)", 50_000)]);
+        let unknown = "index, uuid, memory.used [MiB]\n0, [N/A], 10 MiB\n1, [N/A], 5000 MiB\n";
+        assert_eq!(peaks("nouuid.csv", unknown).0, [row("0", 10), row("1", 5_000)]);
+    }
+
+    #[test]
+    fn utilization_row_numbers_and_durations_are_no_gpus_and_no_clock() {
+        let utilization = "timestamp,cpu,gpu,vram_mb\n2026-01-01 00:00:00,5,0,100\n2026-01-01 00:00:01,5,97,2100\n2026-01-01 00:00:02,5,98,2000\n";
+        let (found, assumed) = peaks("util.csv", utilization);
+        assert_eq!((found.len(), assumed), (1, vec!["column 3 is not the GPU's index".to_owned()]));
+        let rows = "index,timestamp,gpu,memory_used_mb\n0,2026-01-01 00:00:00,0,10\n1,2026-01-01 00:00:00,1,200\n2,2026-01-01 00:00:01,0,11\n3,2026-01-01 00:00:01,1,210\n";
+        assert_eq!(peaks("rowindex.csv", rows).0, [("0".to_owned(), 11), ("1".to_owned(), 210)]);
+        let named =
+            "timestamp,device,memory_used_mb\n2026-01-01 00:00:00,NVIDIA A100,10\n2026-01-01 00:00:01,NVIDIA A100,11\n";
+        assert_eq!(peaks("devname.csv", named).0, [("NVIDIA A100".to_owned(), 11)]);
+        let steps = "step,step_time,gpu_mem_used_mb\n1,0.31,10\n2,0.30,20\n3,0.32,30\n4,0.29,40\n";
+        let tape = imported("steptime.csv", steps).expect("a log");
+        assert_eq!((tape.tracks.len(), tape.format.times), (1, Times::Readings));
+        let train = "loss,memory_used_mb,time\n3,10,12.1\n2,20,11.9\n1,30,12.0\n1,30,11.0\n";
+        let tape = imported("train.csv", train).expect("a log");
+        assert_eq!(tape.format.times, Times::Readings, "{:?}", tape.assumed);
+    }
+
+    #[test]
+    fn sentences_are_no_headers_and_processes_no_gpus() {
+        let warned = "timestamp, index, memory.used [MiB]\n2026/01/01 00:00:00.000, 0, 100 MiB\nWARNING GPU memory usage is high\n\
+                      2026/01/01 00:00:01.000, 0, 20000 MiB\n";
+        let tape = imported("warn.csv", warned).expect("a log");
+        assert_eq!((tape.skipped.count, tape.tracks[0].used_at(tape.end_ns)), (1, Some(20_000 * MIB)));
+        let preamble = "GPU memory usage log\n====\ntimestamp;index;memory_used_mb\n2026-01-01 00:00:00;0;5\n2026-01-01 00:00:00;1;6\n";
+        assert_eq!(peaks("preamble.csv", preamble).0, [("0".to_owned(), 5), ("1".to_owned(), 6)]);
+        let apps = "timestamp, gpu_bus_id, pid, used_gpu_memory [MiB]\n2026/01/01 00:00:00.000, 00000000:01:00.0, 10, 100 MiB\n";
+        assert!(imported("apps.csv", apps).expect_err("processes").message.contains("rows are of processes"));
+    }
+
+    #[test]
+    fn times_beyond_all_bounds_end_in_one_line() {
+        let mut days = "time,gpu,memory_used_mb\n".to_owned();
+        (0..120_000).for_each(|_| days += "23:00:00,0,5\n01:00:00,0,5\n");
+        assert!(imported("days.csv", &days).expect_err("328 years").message.contains("31 days"));
+        let mut over = "timestamp,memory_used_mb\n".to_owned();
+        for second in (1_700_000_000..1_700_000_010_u64).chain([9_200_000_000, 1_000_000_000, 9_200_000_000]) {
+            over += &format!("{second},1\n{second},2\n");
+        }
+        assert!(imported("over.csv", &over).is_err());
     }
 }

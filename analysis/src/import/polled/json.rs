@@ -24,7 +24,7 @@ const MOST_VALUES: usize = 4_096;
 /// Whether lines can be the first of such a file: an object that has memory of a GPU.
 pub(crate) fn is_begin(lines: &[String]) -> bool {
     let mut objects = Objects::default();
-    let found = lines.iter().find_map(|line| objects.add(line).ok().flatten());
+    let found = lines.iter().find_map(|line| objects.add(line).ok()?.into_iter().next());
     found.is_some_and(|object| Columns::of_names(rows(&object).0.iter().map(String::as_str)).has_memory())
 }
 
@@ -34,18 +34,24 @@ pub(crate) fn tape(path: &Path, file: &LineFile, hints: &Hints) -> Result<Tape, 
     let mut reader = Reader::new(shape, DateOrder::DayMonth, Polls::new(hints));
     let (mut objects, mut names, mut skipped) = (Objects::default(), Vec::new(), SkippedLines::default());
     each_line(path, file, &mut skipped, |line| {
-        let Some(object) = objects.add(line)? else { return Ok(()) };
-        let (new, values) = rows(&object);
-        if new != names {
-            let columns = Columns::of_names(new.iter().map(String::as_str));
-            columns.assumed.iter().for_each(|what| reader.polls.assume(what.as_str()));
-            (reader.shape, names) = (Shape::of_columns(columns), new);
+        for object in objects.add(line)? {
+            let (new, values) = rows(&object);
+            if new != names {
+                let columns = Columns::of_names(new.iter().map(String::as_str));
+                columns.assumed.iter().for_each(|what| reader.polls.assume(what.as_str()));
+                (reader.shape, names) = (Shape::of_columns(columns), new);
+            }
+            if !reader.shape.columns.has_memory() {
+                return Err(Fault::Line(FileProblem::malformed("the object has no memory of a GPU")));
+            }
+            reader.take_row(&values.iter().map(String::as_str).collect::<Vec<_>>())?;
         }
-        if !reader.shape.columns.has_memory() {
-            return Err(Fault::Line(FileProblem::malformed("the object has no memory of a GPU")));
-        }
-        reader.take_row(&values.iter().map(String::as_str).collect::<Vec<_>>())
+        Ok(())
     })?;
+    let torn = objects.torn + usize::from(!objects.text.trim().is_empty());
+    if torn > 0 {
+        skipped.add_many(path, torn, "objects break off");
+    }
     reader.polls.tape(path, "JSON of GPU memory", skipped)
 }
 
@@ -80,11 +86,20 @@ struct Objects {
     depth: i64,
     is_quoted: bool,
     is_escaped: bool,
+    /// Objects that broke off before the next one began.
+    torn: usize,
 }
 
 impl Objects {
-    /// Adds a line, and gives the object that ends with it.
-    fn add(&mut self, line: &str) -> Result<Option<Value>, Fault> {
+    /// Adds a line, and gives the objects that end with it.
+    fn add(&mut self, line: &str) -> Result<Vec<Value>, Fault> {
+        // A writer that was killed leaves a part of a line, and the next one begins anew. Objects of several lines begin with the
+        // brace alone.
+        let is_line =
+            !self.text.is_empty() && !matches!(self.text.trim(), "{" | "[" | "[{") && self.text.lines().count() == 1;
+        if is_line && line.starts_with('{') && serde_json::from_str::<Value>(line).is_ok() {
+            *self = Self { torn: self.torn + 1, ..Self::default() };
+        }
         for one in line.bytes() {
             match one {
                 _ if std::mem::take(&mut self.is_escaped) => {}
@@ -98,19 +113,24 @@ impl Objects {
         self.text.push_str(line);
         self.text.push('\n');
         if self.depth > 0 && self.text.len() <= MOST_BYTES {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let whole = std::mem::take(self);
+        let whole = std::mem::replace(self, Self { torn: self.torn, ..Self::default() });
         if whole.text.len() > MOST_BYTES {
             return Err(Fault::File(FileProblem::too_many(MOST_BYTES, "bytes in an object")));
+        }
+        if let Ok(Value::Array(objects)) = serde_json::from_str(whole.text.trim()) {
+            return Ok(objects);
         }
         // Objects may be members of a list.
         let text = whole.text.trim().trim_start_matches(['[', ',']).trim_end_matches([',', ']']).trim();
         if text.is_empty() {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let object = serde_json::from_str::<Value>(text);
-        object.map(Some).map_err(|error| Fault::Line(FileProblem::malformed(format!("it is no JSON object: {error}"))))
+        object
+            .map(|object| vec![object])
+            .map_err(|error| Fault::Line(FileProblem::malformed(format!("it is no JSON object: {error}"))))
     }
 }
 
@@ -150,5 +170,22 @@ mod tests {
         let points: Vec<_> = tape.tracks[0].points().map(|(at, used)| (at - tape.begin_ns, used)).collect();
         assert_eq!(points, [(0, Some(5 * MIB)), (1_000_000_000, Some(9 * MIB))]);
         assert_eq!(tape.devices[0].memory_total_bytes, Some(24_576 * MIB));
+    }
+
+    #[test]
+    fn a_line_that_breaks_off_costs_no_other() {
+        let one = |second: u32, used: u32| {
+            format!("{{\"timestamp\": 174655638{second}, \"gpu\": 0, \"memory_used_mb\": {used}}}\n")
+        };
+        let torn = one(2, 100)
+            + "{\"timestamp\": 1746556385, \"gpu\": 0, \"memory_us\n"
+            + &one(6, 9_000)
+            + "{\"timestamp\": 17\n";
+        let tape = imported("torn.jsonl", &torn).expect("a log");
+        assert_eq!((tape.tracks[0].used_at(tape.end_ns), tape.skipped.count), (Some(9_000 * MIB), 2));
+        let list = "[{\"time\": 1746556382, \"gpu_memory_used_mb\": [10, 7000]}, {\"time\": 1746556383, \"gpu_memory_used_mb\": [11, 7001]}]\n";
+        let tape = imported("list.json", list).expect("a log");
+        let used: Vec<_> = tape.tracks.iter().map(|track| track.used_at(tape.end_ns)).collect();
+        assert_eq!(used, [Some(11 * MIB), Some(7_001 * MIB)]);
     }
 }

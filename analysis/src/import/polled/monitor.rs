@@ -157,6 +157,9 @@ impl Reader {
         let OfProcesses { at, held, .. } = std::mem::take(&mut self.of_processes);
         for (gpu, used) in held {
             self.polls.assume("memory.used is what a GPU's processes hold together");
+            if at.is_none() {
+                self.polls.assume("a poll begins where a process comes again: of one that took another's place the first reading is added");
+            }
             let index = gpu.to_string();
             self.polls.add(at, Some(&index), used, || Device { index: index.clone(), ..Device::default() })?;
         }

@@ -117,7 +117,9 @@ impl Polls {
         }
         let raw_ns = at.map(Stamp::ns);
         if let (Grouping::Paused(pause_ns), Some(raw_ns)) = (self.grouping, raw_ns)
-            && self.newest_ns.is_some_and(|newest_ns| (raw_ns + self.shift_ns - newest_ns).abs() > pause_ns)
+            && self.newest_ns.is_some_and(|newest_ns| {
+                raw_ns.saturating_add(self.shift_ns).saturating_sub(newest_ns).saturating_abs() > pause_ns
+            })
         {
             self.position = 0;
         }
@@ -145,8 +147,11 @@ impl Polls {
         self.counts.insert(gpu, count + 1);
         self.kind = self.kind.or(at);
         self.since_begin += 1;
-        self.step_ns =
-            self.newest_ns.map(|newest_ns| at_ns - newest_ns).filter(|step_ns| *step_ns > 0).or(self.step_ns);
+        self.step_ns = self
+            .newest_ns
+            .map(|newest_ns| at_ns.saturating_sub(newest_ns))
+            .filter(|step_ns| *step_ns > 0)
+            .or(self.step_ns);
         self.newest_ns = self.newest_ns.max(Some(at_ns));
         raw_ns.map(|raw_ns| self.last_ns.insert(gpu, raw_ns));
         Ok(())
@@ -165,7 +170,7 @@ impl Polls {
         let back_ns = self.last_ns.get(&gpu).map_or(0, |last_ns| last_ns.saturating_sub(raw_ns));
         if back_ns > 0 {
             if matches!(at, Some(Stamp::OfDay(_))) && back_ns > HALF_DAY_NS {
-                self.shift_ns += 2 * HALF_DAY_NS;
+                self.shift_ns = self.shift_ns.saturating_add(2 * HALF_DAY_NS);
             } else {
                 if self.returns >= MOST_RETURNS {
                     return Err(Fault::Line(FileProblem::malformed("its time lies before that of the reading before")));

@@ -6,6 +6,8 @@ use highwater_engine::recording::FileProblem;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+/// The greatest number of a GPU that is believed.
+const MOST_INDEX: u32 = 63;
 /// The most columns.
 const MOST_COLUMNS: usize = 4_096;
 
@@ -14,6 +16,8 @@ const MOST_COLUMNS: usize = 4_096;
 pub(super) struct Shape {
     pub separator: char,
     pub columns: Columns,
+    /// What the header says of them, before some were dropped for what is in them.
+    pub header: Vec<Column>,
     /// Whether its rows begin with a time that its header does not name.
     pub has_more: bool,
     /// Whether the user named the columns: then a header is a line like any other.
@@ -24,16 +28,46 @@ pub(super) struct Shape {
 impl Shape {
     /// One of rows with these columns.
     pub fn of_columns(columns: Columns) -> Self {
-        Self { separator: ',', columns, has_more: false, is_named: false, is_of_smi: false }
+        let header = columns.columns.clone();
+        Self { separator: ',', columns, header, has_more: false, is_named: false, is_of_smi: false }
     }
 
     /// Of several columns that can be the GPU's index, keeps the one that distinguishes the most rows.
-    pub fn one_index(&mut self, rows: &[Vec<String>]) {
+    pub fn one_index(&mut self, rows: &[Vec<String>], assumed: &mut Vec<String>) {
+        let has_times = self.columns.position(|of| matches!(of, Column::Time(_))).is_some();
         let columns = &mut self.columns.columns;
         let indices: Vec<usize> = (0..columns.len()).filter(|at| columns[*at] == Column::Index).collect();
-        let distinct = |at: &usize| rows.iter().map(|row| row.get(*at)).collect::<BTreeSet<_>>().len();
-        let best = indices.iter().rev().copied().max_by_key(distinct);
-        indices.into_iter().filter(|at| Some(*at) != best).for_each(|at| columns[at] = Column::Other);
+        let values = |at: usize| rows.iter().filter_map(move |row| row.get(at));
+        let distinct = |at: &usize| values(*at).collect::<BTreeSet<_>>().len();
+        // Utilization has great numbers, and the number of a row never comes again.
+        let is_small = |text: &String| {
+            text.parse::<f64>().is_err() || text.parse::<u32>().is_ok_and(|number| number <= MOST_INDEX)
+        };
+        let is_one = |at: &usize| {
+            let count = distinct(at);
+            let comes_again = count < rows.len() || rows.len() <= 1 || !has_times || is_one_poll(rows, *at);
+            comes_again && (values(*at).all(is_small) || self.is_named)
+        };
+        let best = indices.iter().rev().copied().filter(|at| is_one(at)).max_by_key(distinct);
+        for at in indices.iter().filter(|at| Some(**at) != best) {
+            columns[*at] = Column::Other;
+            assumed.push(format!("column {} is not the GPU's index", at + 1));
+        }
+    }
+
+    /// A number that often goes back is no clock, but how long something took.
+    pub fn drop_durations(&mut self, rows: &[Vec<String>], assumed: &mut Vec<String>) {
+        let times: Vec<Stamp> =
+            rows.iter().filter_map(|row| self.time(row, DateOrder::DayMonth).ok().flatten()).collect();
+        let back = times.windows(2).filter(|pair| pair[1].ns() < pair[0].ns()).count();
+        if matches!(times.first(), Some(Stamp::Elapsed(_))) && 4 * back >= times.len() {
+            self.columns
+                .columns
+                .iter_mut()
+                .filter(|of| matches!(of, Column::Time(_)))
+                .for_each(|of| *of = Column::Other);
+            assumed.push("its numbers of time go back, so they are no clock: readings are counted".to_owned());
+        }
     }
 
     /// The time of a row; `None` if the file has none.
@@ -42,11 +76,10 @@ impl Shape {
         let of = |column: &Column| if let Column::Time(unit) = column { Some(*unit) } else { None };
         let skip = usize::from(self.has_more && fields.len() > self.columns.columns.len());
         let times = self.columns.columns.iter().enumerate().filter_map(|(at, column)| Some((at + skip, of(column)?)));
-        let mut elapsed = None;
-        let mut wrong = None;
+        let date = self.columns.position(|of| of == Column::Date).and_then(|at| fields.get(at));
+        let (mut elapsed, mut wrong) = (None, None);
         for (at, unit) in times {
             let field = fields.get(at).map_or("", |field| field.as_ref());
-            let date = self.columns.position(|of| of == Column::Date).and_then(|at| fields.get(at));
             let text = match date {
                 Some(date) => Cow::Owned(format!("{} {field}", date.as_ref())),
                 None => Cow::Borrowed(field),
@@ -63,6 +96,18 @@ impl Shape {
             (None, None) => Ok(None),
         }
     }
+}
+
+/// Whether rows are of one poll: each first cell that is a time is the same, and a column counts from 0.
+fn is_one_poll(rows: &[Vec<String>], at: usize) -> bool {
+    let first = |row: &Vec<String>| row.iter().find(|field| is_clock(field)).cloned();
+    let times: BTreeSet<Option<String>> = rows.iter().map(first).collect();
+    times.len() == 1
+        && rows.iter().zip(0_usize..).all(|(row, nth)| row.get(at).is_some_and(|field| number(field) == Some(nth)))
+}
+
+fn number(field: &str) -> Option<usize> {
+    field.rsplit(|one: char| !one.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// A time that is a number: since 1970 in seconds or fractions of them, or since a begin.

@@ -2,7 +2,7 @@
 //! which rows are of one poll.
 
 use super::clock::{self, DateOrder, Stamp};
-use super::columns::{Column, Columns, MIB, is_unknown, size};
+use super::columns::{Column, Columns, MIB, OF_PROCESSES, is_unknown, size};
 use super::hints::Hints;
 use super::polls::Grouping;
 use super::shape::{Shape, clean, is_aside, is_clock, separator_of, split};
@@ -67,18 +67,20 @@ pub(crate) fn is_begin(lines: &[String]) -> bool {
 
 /// The number of the first of these lines that is a header: what follows has as many columns. Scripts print other lines before it.
 fn header_in<'a>(lines: impl Iterator<Item = &'a str>) -> Option<usize> {
-    let mut before: Option<(usize, char, usize)> = None;
+    let mut before: Option<(usize, char, usize, bool)> = None;
     let lines = lines.enumerate().filter(|(_, line)| !is_aside(line)).take(MOST_BEFORE_HEADER);
     for (at, line) in lines {
-        if let Some((header, separator, count)) = before.take()
+        if let Some((header, separator, count, is_sure)) = before.take()
             && (count..=count + 1).contains(&split(line, separator).len())
+            // A sentence is a row of one field, too.
+            && (is_sure || count > 1 || size(line, MIB).is_ok())
         {
             return Some(header);
         }
         let separator = separator_of(line);
         let fields = split(line, separator);
         let fields: Vec<&str> = fields.iter().map(|field| &**field).collect();
-        before = Columns::of_header(&fields).map(|_| (at, separator, fields.len()));
+        before = Columns::of_header(&fields).map(|found| (at, separator, fields.len(), found.is_of_smi));
     }
     // A file that was just begun.
     before.map(|(header, ..)| header)
@@ -102,8 +104,9 @@ impl Survey {
         } else {
             shape.has_more = has_more(&shape, &rows);
         }
-        shape.one_index(&rows);
         let mut assumed = shape.columns.assumed.clone();
+        shape.one_index(&rows, &mut assumed);
+        shape.drop_durations(&rows, &mut assumed);
         let dates = date_order(&shape, &rows, &mut assumed);
         let grouping = match shape.columns.names_gpus() {
             true => Grouping::Single,
@@ -147,7 +150,11 @@ impl Begin {
         let texts: Vec<&str> = fields.iter().map(|field| &**field).collect();
         let has_units = texts.iter().any(|text| text.starts_with("memory.") || text.ends_with("MiB"));
         let shape = |columns| Shape { separator, is_of_smi: has_units, ..Shape::of_columns(columns) };
-        if let Some(columns) = Columns::of_header(&texts) {
+        let before = self.shape.as_ref().map_or(0, |shape| shape.columns.columns.len());
+        if let Some(columns) = Columns::of_header(&texts).filter(|_| texts.len() > 1 || before <= 1) {
+            if columns.has_processes && !is_named {
+                return Err(FileProblem::malformed(OF_PROCESSES));
+            }
             if !columns.has_memory() && !is_named {
                 return Err(FileProblem::malformed("the query has no memory.used"));
             }

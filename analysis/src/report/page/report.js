@@ -156,7 +156,7 @@ function byKernel(kernels) {
   const rows = kernels.flatMap(({ kernel, recordings }) => recordings.map((of) => [
     element("span", { title: kernel }, kernel.length > MOST_KERNEL_NAME ? `${kernel.slice(0, MOST_KERNEL_NAME)}…` : kernel), of.name,
     of.count.toFixed(1), `${(of.time_ns / 1e6).toFixed(3)} ms`, sign(of.increase_ns)]));
-  return [element("h2", {}, "Kernels beside the first"), table("Kernels and copies of each trace, in a step, whose time differs the most",
+  return [element("h2", {}, "Kernels beside the first"), table(`Kernels and copies of each trace, in ${kernels[0].is_by_step ? "a step" : "all of it"}, whose time differs the most`,
     ["kernel or copy", "trace", "count", "time", "change"], rows, 2)];
 }
 
