@@ -334,8 +334,7 @@ impl<'a> Head<'a> {
             self.with_begin(FIRST_BYTES, |begin| {
                 let lines = begin.split(|byte| *byte == b'\n').map(|line| line.trim_ascii());
                 let lines = lines.filter(|line| !line.is_empty()).take(FIRST_LINES);
-                let text =
-                    |line| Some(std::str::from_utf8(line).ok()?.trim().trim_start_matches('\u{feff}').to_owned());
+                let text = |line| Some(import::trimmed(std::str::from_utf8(line).ok()?).to_owned());
                 lines.map_while(text).filter(|line| !line.is_empty()).collect()
             })
         })
@@ -357,14 +356,11 @@ impl<'a> Head<'a> {
 
     /// What a file is that cannot be read, and what to do with it; `None` if that is not known.
     fn known_otherwise(&self) -> Option<&'static str> {
-        let has_ending = |ending: &str| self.path.extension().is_some_and(|of| of == ending);
-        if has_ending("nsys-rep") || has_ending("qdrep") {
-            return Some(
-                "is a report of Nsight Systems, which has the memory of GPUs if it was recorded with --cuda-memory-usage=true: \
-                 `nsys export -t sqlite FILE` makes the SQLite that highwater reads",
-            );
-        }
-        None
+        let is_of_nsight = self.path.extension().is_some_and(|ending| ending == "nsys-rep" || ending == "qdrep");
+        is_of_nsight.then_some(
+            "is a report of Nsight Systems, which has the memory of GPUs if it was recorded with --cuda-memory-usage=true: \
+             `nsys export -t sqlite FILE` makes the SQLite that highwater reads",
+        )
     }
 
     /// If it is a SQLite file: the error that its tables cannot be opened, or are of no known format.

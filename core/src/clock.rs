@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 pub const SECOND_NS: i64 = 1_000_000_000;
 /// Nanoseconds in one millisecond.
 pub const MILLISECOND_NS: i64 = 1_000_000;
+/// 2001-09-09 as nanoseconds since 1970. A time from here on is a date: a clock that began with a process or boot never gets this far.
+pub const A_DATE_NS: i64 = 1_000_000_000_000_000_000;
 
 /// Reads the time of the shared timeline, in nanoseconds since the Unix epoch.
 pub trait Clock: Send + Sync {

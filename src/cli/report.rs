@@ -73,29 +73,7 @@ impl ReportCommand {
         for (output, begin) in [(&self.output, PAGE), (&self.png, PNG), (&self.perfetto, TRACE)] {
             output.iter().try_for_each(|output| may_be_replaced(output, begin))?;
         }
-        let settings = offline::Settings::default();
-        let columns = self.columns.as_deref().map(Hints::columns_of).transpose();
-        let columns = columns.map_err(|problem| Misuse(format!("--columns: {problem}")))?;
-        let period_ns = self.period.map(|period| i64::try_from(period.as_nanos()).unwrap_or(i64::MAX));
-        let hints = Hints { columns, period_ns };
-        let (mut reports, mut collectives) = (Vec::with_capacity(self.files.len()), 0);
-        for (nth, file) in self.files.iter().enumerate() {
-            let mib = std::fs::metadata(file).map_or(0, |found| found.len() >> 20);
-            if mib >= LONG_MIB {
-                terminal::progress(format_args!(
-                    "reading {} ({} of {}, {mib} MiB)",
-                    file.display(),
-                    nth + 1,
-                    self.files.len()
-                ));
-            }
-            let report = Report::open_with(file, Room::of(self.files.len()), &settings, &hints);
-            terminal::progress("");
-            let report = report?;
-            collectives += report.trace.as_ref().map_or(0, Traced::collectives);
-            anyhow::ensure!(collectives <= MOST_EVENTS, "the traces have more than {MOST_EVENTS} collectives together");
-            reports.push(report);
-        }
+        let mut reports = self.read()?;
         distinguish(&mut reports, &self.files);
         let ranks = ranks(&reports);
         let all = if self.compare { None } else { together(&reports, Room::of(self.files.len() + 1)) };
@@ -130,6 +108,34 @@ impl ReportCommand {
             }
         }
         Ok(self.judge(&reports))
+    }
+
+    /// Reads the files.
+    fn read(&self) -> anyhow::Result<Vec<Report>> {
+        let settings = offline::Settings::default();
+        let columns = self.columns.as_deref().map(Hints::columns_of).transpose();
+        let columns = columns.map_err(|problem| Misuse(format!("--columns: {problem}")))?;
+        let period_ns = self.period.map(|period| i64::try_from(period.as_nanos()).unwrap_or(i64::MAX));
+        let hints = Hints { columns, period_ns };
+        let (mut reports, mut collectives) = (Vec::with_capacity(self.files.len()), 0);
+        for (nth, file) in self.files.iter().enumerate() {
+            let mib = std::fs::metadata(file).map_or(0, |found| found.len() >> 20);
+            if mib >= LONG_MIB {
+                terminal::progress(format_args!(
+                    "reading {} ({} of {}, {mib} MiB)",
+                    file.display(),
+                    nth + 1,
+                    self.files.len()
+                ));
+            }
+            let report = Report::open_with(file, Room::of(self.files.len()), &settings, &hints);
+            terminal::progress("");
+            let report = report?;
+            collectives += report.trace.as_ref().map_or(0, Traced::collectives);
+            anyhow::ensure!(collectives <= MOST_EVENTS, "the traces have more than {MOST_EVENTS} collectives together");
+            reports.push(report);
+        }
+        Ok(reports)
     }
 
     fn judge(&self, reports: &[Report]) -> ExitCode {

@@ -3,6 +3,7 @@
 //! Enters: what was allocated and when it was freed, in any order. Leaves: the memory of each GPU as the sum of all that
 //! was allocated at a time.
 
+use highwater_core::clock::A_DATE_NS;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::SkippedLines;
@@ -31,9 +32,6 @@ pub(super) struct Lifetime {
     pub end_ns: Option<i64>,
     pub bytes: u64,
 }
-
-/// 2001-09-09 as nanoseconds since 1970. A time from here on is a date: a clock that began with a process or boot never gets this far.
-pub(super) const A_DATE_NS: i64 = 1_000_000_000_000_000_000;
 
 /// The recording with these allocations, and with what the file says of the GPUs. It ends with the last event. Its times are dates
 /// if they can be.

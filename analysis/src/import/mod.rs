@@ -49,6 +49,11 @@ fn cut_off() -> FileProblem {
     FileProblem::malformed("it does not end with a newline, so it may be cut off")
 }
 
+/// A line without its end, and without the mark that begins some files.
+pub(crate) fn trimmed(line: &str) -> &str {
+    line.trim().trim_start_matches('\u{feff}')
+}
+
 /// Passes every line of a text file to `take`, without its end. A line that a tool was still writing has no newline, and
 /// its last number may be cut off, so it is not used.
 fn each_line(
@@ -59,7 +64,7 @@ fn each_line(
 ) -> Result<(), OpenError> {
     for (number, line) in file.lines() {
         let taken = line.and_then(|text| match text.strip_suffix('\n') {
-            Some(whole) => take(whole.trim().trim_start_matches('\u{feff}')),
+            Some(whole) => take(trimmed(whole)),
             None => Err(Fault::Line(cut_off())),
         });
         match taken {

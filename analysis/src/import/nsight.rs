@@ -1,7 +1,8 @@
 //! SQLite of Nsight Systems (`nsys profile --cuda-memory-usage=true`, `nsys export -t sqlite`): a row for each
 //! allocation and each release.
 
-use super::allocations::{self, A_DATE_NS, Lifetime, MISSING, MOST_ALLOCATIONS};
+use super::allocations::{self, Lifetime, MISSING, MOST_ALLOCATIONS};
+use highwater_core::clock::A_DATE_NS;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::FileProblem;

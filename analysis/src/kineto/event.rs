@@ -4,7 +4,7 @@
 //! is an error; it counts as absent.
 
 use super::time::nanoseconds;
-use super::value::{Signed, Text, Whole, pass_over, pass_over_scalars};
+use super::value::{SIGNED, Text, WHOLE, pass_over, pass_over_scalars};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -183,7 +183,7 @@ impl<'de> Visitor<'de> for Into<'_> {
                 Member::Name => members.next_value_seed(Text(&mut event.name))?,
                 Member::Ts => event.begin_ns = nanoseconds(members.next_value::<Box<RawValue>>()?.get()),
                 Member::Dur => event.duration_ns = nanoseconds(members.next_value::<Box<RawValue>>()?.get()),
-                Member::Pid => event.process = members.next_value_seed(Whole)?,
+                Member::Pid => event.process = members.next_value_seed(WHOLE)?,
                 Member::Args => members.next_value_seed(IntoArgs(&mut event.args))?,
                 Member::Other => drop(members.next_value::<IgnoredAny>()?),
             }
@@ -212,22 +212,22 @@ impl<'de> Visitor<'de> for IntoArgs<'_> {
         let args = self.0;
         while let Some(member) = members.next_key::<Arg>()? {
             match member {
-                Arg::Device => args.device = members.next_value_seed(Whole)?,
-                Arg::Correlation => args.correlation = members.next_value_seed(Whole)?,
-                Arg::External => args.external = members.next_value_seed(Whole)?,
+                Arg::Device => args.device = members.next_value_seed(WHOLE)?,
+                Arg::Correlation => args.correlation = members.next_value_seed(WHOLE)?,
+                Arg::External => args.external = members.next_value_seed(WHOLE)?,
                 Arg::Collective => members.next_value_seed(Text(&mut args.collective))?,
                 Arg::Dtype => members.next_value_seed(Text(&mut args.dtype))?,
-                Arg::ElementsIn => args.elements_in = members.next_value_seed(Whole)?,
-                Arg::ElementsOut => args.elements_out = members.next_value_seed(Whole)?,
-                Arg::GroupSize => args.group_size = members.next_value_seed(Whole)?,
+                Arg::ElementsIn => args.elements_in = members.next_value_seed(WHOLE)?,
+                Arg::ElementsOut => args.elements_out = members.next_value_seed(WHOLE)?,
+                Arg::GroupSize => args.group_size = members.next_value_seed(WHOLE)?,
                 Arg::GroupName => members.next_value_seed(Text(&mut args.group_name))?,
                 Arg::GroupRanks => members.next_value_seed(Text(&mut args.group_ranks))?,
-                Arg::Sequence => args.sequence = members.next_value_seed(Whole)?,
-                Arg::DeviceKind => args.device_kind = members.next_value_seed(Whole)?,
-                Arg::DeviceId => args.device_id = members.next_value_seed(Whole)?,
-                Arg::Bytes => args.bytes = members.next_value_seed(Signed)?,
-                Arg::Allocated => args.allocated = members.next_value_seed(Whole)?,
-                Arg::Reserved => args.reserved = members.next_value_seed(Whole)?,
+                Arg::Sequence => args.sequence = members.next_value_seed(WHOLE)?,
+                Arg::DeviceKind => args.device_kind = members.next_value_seed(WHOLE)?,
+                Arg::DeviceId => args.device_id = members.next_value_seed(WHOLE)?,
+                Arg::Bytes => args.bytes = members.next_value_seed(SIGNED)?,
+                Arg::Allocated => args.allocated = members.next_value_seed(WHOLE)?,
+                Arg::Reserved => args.reserved = members.next_value_seed(WHOLE)?,
                 Arg::Other => drop(members.next_value::<IgnoredAny>()?),
             }
         }

@@ -8,7 +8,7 @@ use super::bytes::{Allowance, Repaired};
 use super::event::{Event, Into};
 use super::reading::Reading;
 use super::trace::{DeviceProperties, Trace};
-use super::value::{Whole, pass_over, pass_over_scalars};
+use super::value::{WHOLE, pass_over, pass_over_scalars};
 use super::{MOST_EVENTS, MOST_NAME_BYTES};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -124,7 +124,7 @@ impl<'de> Visitor<'de> for Document<'_> {
             match member {
                 Member::Events => members.next_value_seed(Events(file))?,
                 Member::Base => {
-                    let base = members.next_value_seed(Whole)?;
+                    let base = members.next_value_seed(WHOLE)?;
                     file.reading.trace.base_ns = base.and_then(|base| i64::try_from(base).ok());
                 }
                 Member::Distributed => members.next_value_seed(Distributed(&mut file.reading.trace))?,
@@ -198,8 +198,8 @@ impl<'de> Visitor<'de> for Distributed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
         while let Some(member) = members.next_key::<Member>()? {
             match member {
-                Member::Rank => self.0.rank = members.next_value_seed(Whole)?,
-                Member::WorldSize => self.0.world_size = members.next_value_seed(Whole)?,
+                Member::Rank => self.0.rank = members.next_value_seed(WHOLE)?,
+                Member::WorldSize => self.0.world_size = members.next_value_seed(WHOLE)?,
                 _ => drop(members.next_value::<IgnoredAny>()?),
             }
         }

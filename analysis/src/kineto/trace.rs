@@ -5,11 +5,8 @@
 
 use super::collective::Collective;
 use super::names::Names;
+use highwater_core::clock::A_DATE_NS;
 use serde::Deserialize;
-
-/// 2001-09-09 as nanoseconds since 1970. A time from here on is a date: a clock that began with a process or boot never gets
-/// this far.
-const A_DATE_NS: i64 = 1_000_000_000_000_000_000;
 
 /// What a GPU did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

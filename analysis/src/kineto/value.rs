@@ -3,15 +3,19 @@
 //! Invariant: no value is an error, because one member of an unexpected type must not make the file unreadable.
 
 use serde::de::{DeserializeSeed, Deserializer, Visitor};
+use std::marker::PhantomData;
+use std::str::FromStr;
 
 /// Takes a string or a number as text; everything else as an empty one.
 pub(super) struct Text<'a>(pub &'a mut String);
 
-/// Takes a number that is whole and not negative, also as text; everything else as `None`.
-pub(super) struct Whole;
+/// Takes a whole number that its type has, also as text; everything else as `None`.
+pub(super) struct Number<T>(PhantomData<T>);
 
-/// Takes a whole number, also as text; everything else as `None`.
-pub(super) struct Signed;
+/// Numbers that are not negative.
+pub(super) const WHOLE: Number<u64> = Number(PhantomData);
+/// All numbers.
+pub(super) const SIGNED: Number<i64> = Number(PhantomData);
 
 /// The longest text that is kept of one value.
 const LONGEST: usize = 4096;
@@ -108,64 +112,33 @@ impl<'de> Visitor<'de> for Text<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Whole {
-    type Value = Option<u64>;
+impl<'de, T: TryFrom<u64> + TryFrom<i64> + FromStr> DeserializeSeed<'de> for Number<T> {
+    type Value = Option<T>;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<u64>, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<T>, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Whole {
-    type Value = Option<u64>;
+impl<'de, T: TryFrom<u64> + TryFrom<i64> + FromStr> Visitor<'de> for Number<T> {
+    type Value = Option<T>;
 
     pass_over!(None);
     pass_over_object!(None);
 
-    fn visit_u64<E>(self, number: u64) -> Result<Option<u64>, E> {
-        Ok(Some(number))
+    fn visit_u64<E>(self, number: u64) -> Result<Option<T>, E> {
+        Ok(T::try_from(number).ok())
     }
 
-    fn visit_i64<E>(self, number: i64) -> Result<Option<u64>, E> {
-        Ok(u64::try_from(number).ok())
+    fn visit_i64<E>(self, number: i64) -> Result<Option<T>, E> {
+        Ok(T::try_from(number).ok())
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Option<u64>, E> {
+    fn visit_f64<E>(self, _: f64) -> Result<Option<T>, E> {
         Ok(None)
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Option<u64>, E> {
-        Ok(text.trim().parse().ok())
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Signed {
-    type Value = Option<i64>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<i64>, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Signed {
-    type Value = Option<i64>;
-
-    pass_over!(None);
-    pass_over_object!(None);
-
-    fn visit_u64<E>(self, number: u64) -> Result<Option<i64>, E> {
-        Ok(i64::try_from(number).ok())
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Option<i64>, E> {
-        Ok(Some(number))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Option<i64>, E> {
-        Ok(None)
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Option<i64>, E> {
+    fn visit_str<E>(self, text: &str) -> Result<Option<T>, E> {
         Ok(text.trim().parse().ok())
     }
 }
@@ -190,7 +163,7 @@ mod tests {
         for (json, as_text, as_whole) in cases {
             let mut text = "before".to_owned();
             Text(&mut text).deserialize(&mut serde_json::Deserializer::from_str(json)).expect("a value");
-            let whole = Whole.deserialize(&mut serde_json::Deserializer::from_str(json)).expect("a value");
+            let whole = WHOLE.deserialize(&mut serde_json::Deserializer::from_str(json)).expect("a value");
             assert_eq!((text.as_str(), whole), (as_text, as_whole), "{json}");
         }
         let (long, mut text) = (format!("\"{}ä\"", "x".repeat(LONGEST - 1)), String::new());

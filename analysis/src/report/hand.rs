@@ -20,17 +20,7 @@ pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
         gpu.usage.end(None, last_ns + 1);
         gpu
     };
-    let origin = Origin {
-        format: "test",
-        host: None,
-        source: None,
-        note: None,
-        state: None,
-        period_ns: None,
-        times: Times::Unix,
-        missing: Vec::new(),
-        assumed: Vec::new(),
-    };
+    let origin = Origin::new("test", Times::Unix);
     Report {
         name: name.to_owned(),
         end_ns: last_ns + 1,

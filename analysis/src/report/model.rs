@@ -72,6 +72,12 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// One of which nothing else is known.
+    pub(super) fn new(format: &'static str, times: Times) -> Self {
+        let (missing, assumed) = (Vec::new(), Vec::new());
+        Self { format, host: None, source: None, note: None, state: None, period_ns: None, times, missing, assumed }
+    }
+
     /// The notice that data are simulated or replayed, which is shown before everything else.
     pub(crate) fn notice(&self) -> Option<String> {
         self.source.as_deref().and_then(provenance::notice)

@@ -9,6 +9,7 @@ use super::model::{Gpu, Origin, Report};
 use super::room::Room;
 use highwater_core::gpu::Device;
 use highwater_engine::recording::Times;
+use highwater_engine::recording::tape::is_made_up;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -27,9 +28,8 @@ pub fn together(reports: &[Report], room: Room) -> Option<Report> {
     let end_ns = parts.iter().map(|report| report.end_ns).max()?;
     let mut by_index: BTreeMap<(usize, &str), Vec<(&Gpu, i64)>> = BTreeMap::new();
     for (report, gpu) in parts.iter().flat_map(|report| report.gpus.iter().map(move |gpu| (report, gpu))) {
-        // Importers make up a UUID where a file has none.
         let uuid = gpu.device.uuid.as_str();
-        let index = if uuid.is_empty() || uuid.contains("-of-") { gpu.device.index.as_str() } else { uuid };
+        let index = if uuid.is_empty() || is_made_up(uuid) { gpu.device.index.as_str() } else { uuid };
         by_index.entry((index.len(), index)).or_default().push((gpu, report.end_ns));
     }
     let thinned = parts.iter().flat_map(|report| &report.gpus).filter_map(|gpu| gpu.usage.curve.bucket_ns()).max();
@@ -40,15 +40,9 @@ pub fn together(reports: &[Report], room: Room) -> Option<Report> {
     let most = room.points_of_one(by_index.len());
     let gpus = by_index.into_values().map(|gpus| sum(&gpus, (begin_ns, end_ns), most)).collect();
     let origin = Origin {
-        format: "sum of allocations",
-        host: None,
-        source: None,
-        note: None,
-        state: None,
-        period_ns: None,
-        times: Times::Unix,
         missing: parts.iter().flat_map(|report| report.origin.missing.iter().copied()).take(1).collect(),
         assumed: thinned.into_iter().chain(by_number).collect(),
+        ..Origin::new("sum of allocations", Times::Unix)
     };
     let name = format!("{} files together", parts.len());
     Some(Report { begin_ns, end_ns, gpus, ..Report::of_file(Path::new(&name), origin) })

@@ -79,7 +79,7 @@ impl Tape {
     ) -> Result<Self, OpenError> {
         let (mut devices, tracks): (Vec<Device>, Vec<Track>) = gpus.into_iter().unzip();
         for (device, track) in devices.iter_mut().zip(&tracks).filter(|(device, _)| device.uuid.is_empty()) {
-            device.uuid = format!("GPU-{}-of-{}", track.gpu, path.display());
+            device.uuid = made_up_uuid(track.gpu, path);
         }
         let spans: Vec<_> = tracks.iter().filter_map(Track::span).collect();
         let begin_ns = spans.iter().map(|(begin_ns, _)| *begin_ns).min();
@@ -109,6 +109,21 @@ impl Tape {
             allocators: Vec::new(),
         })
     }
+}
+
+/// What the UUID of a GPU has that was made up.
+const OF_FILE: &str = "-of-";
+
+/// A UUID for a GPU of a file that does not say it: one that no other file's GPU has.
+#[must_use]
+pub fn made_up_uuid(gpu: u32, path: &Path) -> String {
+    format!("GPU-{gpu}{OF_FILE}{}", path.display())
+}
+
+/// Whether a UUID was made up.
+#[must_use]
+pub fn is_made_up(uuid: &str) -> bool {
+    uuid.contains(OF_FILE)
 }
 
 /// What a format is called, and what files of it do not contain.

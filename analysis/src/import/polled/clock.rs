@@ -1,6 +1,7 @@
 //! Texts of clocks: `2026/11/21 10:15:30.123`, `2025-09-08T17:26:50+08:00`, `Sun May  4 04:27:32 AM EDT 2025`, `03-11-2026 15:13:16`.
 
-const SECOND_NS: i64 = 1_000_000_000;
+use highwater_core::clock::SECOND_NS;
+
 const DAY_S: i64 = 86_400;
 
 /// A time that a text names.

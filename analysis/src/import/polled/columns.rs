@@ -354,6 +354,11 @@ fn unit_of_time(word: &str) -> Option<i64> {
     })
 }
 
+/// Whether a text is a bus id such as `00000000:4A:00.0`.
+pub(super) fn is_bus_id(text: &str) -> bool {
+    text.split(':').count() == 3 && text.bytes().all(|one| one.is_ascii_hexdigit() || b":.".contains(&one))
+}
+
 /// A cell for which the tool had no value: `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `N/A`, `-`.
 pub(super) fn is_unknown(field: &str) -> bool {
     const NOTHING: [&str; 8] = ["", "-", "N/A", "n/a", "nan", "NaN", "None", "null"];

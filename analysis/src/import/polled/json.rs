@@ -86,6 +86,8 @@ struct Objects {
     depth: i64,
     is_quoted: bool,
     is_escaped: bool,
+    /// Whether `text` is one line, and not only the begin of an object of several.
+    is_one_line: bool,
     /// Objects that broke off before the next one began.
     torn: usize,
 }
@@ -95,11 +97,10 @@ impl Objects {
     fn add(&mut self, line: &str) -> Result<Vec<Value>, Fault> {
         // A writer that was killed leaves a part of a line, and the next one begins anew. Objects of several lines begin with the
         // brace alone.
-        let is_line =
-            !self.text.is_empty() && !matches!(self.text.trim(), "{" | "[" | "[{") && self.text.lines().count() == 1;
-        if is_line && line.starts_with('{') && serde_json::from_str::<Value>(line).is_ok() {
+        if self.is_one_line && line.starts_with('{') && serde_json::from_str::<Value>(line).is_ok() {
             *self = Self { torn: self.torn + 1, ..Self::default() };
         }
+        self.is_one_line = self.text.is_empty() && !matches!(line.trim(), "" | "{" | "[" | "[{");
         for one in line.bytes() {
             match one {
                 _ if std::mem::take(&mut self.is_escaped) => {}

@@ -6,6 +6,7 @@
 use super::super::readings::Readings;
 use super::clock::Stamp;
 use super::hints::Hints;
+use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::lines::Fault;
@@ -14,7 +15,6 @@ use highwater_engine::recording::{FileProblem, SkippedLines};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-const SECOND_NS: i64 = 1_000_000_000;
 /// A time of day that goes back by more than this is of the next day.
 const HALF_DAY_NS: i64 = 12 * 3_600 * SECOND_NS;
 /// How often a clock may go back. Files in which it does so more often are of several programs that wrote at once.
@@ -108,7 +108,7 @@ impl Polls {
         used: Option<u64>,
         device: impl FnOnce() -> Device,
     ) -> Result<(), Fault> {
-        if let (Some(kind), at) = (self.kind, at)
+        if let Some(kind) = self.kind
             && at.is_none_or(|at| std::mem::discriminant(&at) != std::mem::discriminant(&kind))
         {
             return Err(Fault::Line(FileProblem::malformed(
@@ -116,15 +116,15 @@ impl Polls {
             )));
         }
         let raw_ns = at.map(Stamp::ns);
-        if let (Grouping::Paused(pause_ns), Some(raw_ns)) = (self.grouping, raw_ns)
-            && self.newest_ns.is_some_and(|newest_ns| {
+        let begins_poll = match (self.grouping, raw_ns.zip(self.newest_ns)) {
+            (Grouping::Single, _) => true,
+            (Grouping::Paused(pause_ns), Some((raw_ns, newest_ns))) => {
                 raw_ns.saturating_add(self.shift_ns).saturating_sub(newest_ns).saturating_abs() > pause_ns
-            })
-        {
-            self.position = 0;
-        }
-        if self.grouping == Grouping::Single {
-            self.position = 0;
+            }
+            (Grouping::Paused(_) | Grouping::Marked, _) => false,
+        };
+        if begins_poll {
+            self.begin_poll();
         }
         let gpu = match name {
             Some(name) => self.number_of(name),

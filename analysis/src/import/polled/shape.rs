@@ -2,6 +2,7 @@
 
 use super::clock::{self, DateOrder, Stamp};
 use super::columns::{Column, Columns};
+use highwater_core::clock::A_DATE_NS;
 use highwater_engine::recording::FileProblem;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -112,7 +113,6 @@ fn number(field: &str) -> Option<usize> {
 
 /// A time that is a number: since 1970 in seconds or fractions of them, or since a begin.
 fn numbered(field: &str, unit: Option<i64>) -> Option<Stamp> {
-    const SINCE_2001: f64 = 1e9;
     let number: f64 = field.parse().ok().filter(|number: &f64| *number >= 0.0)?;
     let unit_ns = unit.unwrap_or(match number {
         ..1e11 => 1_000_000_000,
@@ -130,13 +130,7 @@ fn numbered(field: &str, unit: Option<i64>) -> Option<Stamp> {
             whole.parse::<i64>().ok()?.checked_mul(unit_ns)?.checked_add((fraction * unit_ns as f64).round() as i64)?
         }
     };
-    let is_unix = ns as f64 / 1e9 >= SINCE_2001;
-    Some(if is_unix { Stamp::Unix(ns) } else { Stamp::Elapsed(ns) })
-}
-
-/// A line without its end, and without the mark that begins some files.
-pub(super) fn clean(line: &str) -> &str {
-    line.trim().trim_start_matches('\u{feff}')
+    Some(if ns >= A_DATE_NS { Stamp::Unix(ns) } else { Stamp::Elapsed(ns) })
 }
 
 /// Whether a line is no row: a comment, or the time of the poll that follows.

@@ -2,10 +2,11 @@
 //! which rows are of one poll.
 
 use super::clock::{self, DateOrder, Stamp};
-use super::columns::{Column, Columns, MIB, OF_PROCESSES, is_unknown, size};
+use super::columns::{Column, Columns, MIB, OF_PROCESSES, is_bus_id, is_unknown, size};
 use super::hints::Hints;
 use super::polls::Grouping;
-use super::shape::{Shape, clean, is_aside, is_clock, separator_of, split};
+use super::shape::{Shape, is_aside, is_clock, separator_of, split};
+use crate::import::trimmed;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::lines::LineFile;
 use highwater_engine::recording::{FileProblem, refuse};
@@ -125,7 +126,7 @@ impl Begin {
             let mut left = SURVEYED_BYTES;
             whole.map_while(move |line| {
                 left = left.checked_sub(line.len())?;
-                Some(clean(line.strip_suffix('\n')?).to_owned())
+                Some(trimmed(line.strip_suffix('\n')?).to_owned())
             })
         };
         let first: Vec<String> = lines().take(MOST_BEFORE_HEADER).collect();
@@ -208,8 +209,7 @@ fn grouping(
     marks: &[usize],
     has_asides: bool,
 ) -> Result<Grouping, FileProblem> {
-    let mut times = rows.iter().filter_map(|row| shape.time(row, dates).ok().flatten()).map(Stamp::ns);
-    let times: Vec<i64> = times.by_ref().collect();
+    let times: Vec<i64> = rows.iter().filter_map(|row| shape.time(row, dates).ok().flatten()).map(Stamp::ns).collect();
     if times.is_empty() {
         let end = rows.len();
         let ends = marks.iter().skip(1).chain([&end]);
@@ -271,8 +271,7 @@ fn by_value(field: &str) -> Value {
         Value::Time
     } else if field.starts_with("GPU-") || field.starts_with("MIG-") {
         Value::Uuid
-    } else if field.split(':').count() == 3 && field.bytes().all(|one| one.is_ascii_hexdigit() || b":.".contains(&one))
-    {
+    } else if is_bus_id(field) {
         Value::Bus
     } else if is_size() {
         Value::Size
@@ -330,25 +329,19 @@ fn guessed(rows: &[Vec<String>]) -> Result<Columns, FileProblem> {
             };
             let is_total = |total: usize, used: usize| is_constant(total) && is_above(total, used);
             let is_split = spread(&[one, other]).is_some_and(|(least, most)| most - least <= ROUNDED);
-            let (used, second) = if is_total(other, one) && rows.len() > 1 {
-                (one, Column::Total(MIB))
-            } else if is_total(one, other) && rows.len() > 1 {
-                columns[one] = Column::Total(MIB);
-                (other, Column::Used(MIB))
-            } else if is_split && rows.len() > 1 {
-                (one, Column::Free(MIB))
+            let (used, rest, what, why) = if rows.len() < 2 {
+                return Err(ambiguous("memory.used"));
+            } else if is_total(other, one) {
+                (one, other, Column::Total(MIB), "memory.total: it does not change")
+            } else if is_total(one, other) {
+                (other, one, Column::Total(MIB), "memory.total: it does not change")
+            } else if is_split {
+                (one, other, Column::Free(MIB), "memory.free: what they hold together does not change")
             } else {
                 return Err(ambiguous("memory.used"));
             };
-            if used == one {
-                columns[other] = second;
-            }
-            columns[used] = Column::Used(MIB);
-            let (rest, what) = match second {
-                Column::Free(_) => (other, "memory.free: what they hold together does not change"),
-                _ => (if used == one { other } else { one }, "memory.total: it does not change"),
-            };
-            assumed.push(format!("column {} is memory.used, and column {} {what}", number(used), number(rest)));
+            (columns[used], columns[rest]) = (Column::Used(MIB), what);
+            assumed.push(format!("column {} is memory.used, and column {} {why}", number(used), number(rest)));
         }
         [..] => {
             let [used, free, total] = parts(rows, &sizes).ok_or_else(|| ambiguous("memory.used"))?;

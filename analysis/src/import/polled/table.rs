@@ -3,7 +3,7 @@
 //! A GPU has two lines in the tables of the first two, the second with its memory; in gpustat's it has one.
 
 use super::clock::{self, DateOrder, Stamp};
-use super::columns::{MIB, size};
+use super::columns::{MIB, is_bus_id, size};
 use super::hints::Hints;
 use super::polls::Polls;
 use crate::import::each_line;
@@ -125,10 +125,9 @@ fn gpu(cells: &[&str]) -> Option<Device> {
     let (index, name) = cells.first()?.split_once(char::is_whitespace)?;
     index.parse::<u32>().ok()?;
     let bus = cells.get(1)?.split_ascii_whitespace().next()?;
-    let is_bus = bus.split(':').count() == 3 && bus.bytes().all(|one| one.is_ascii_hexdigit() || b":.".contains(&one));
     let name = name.trim();
     let name = ["On", "Off", "N/A"].iter().find_map(|mode| name.strip_suffix(mode)).unwrap_or(name).trim();
-    is_bus.then(|| Device {
+    is_bus_id(bus).then(|| Device {
         index: index.to_owned(),
         name: Some(name.to_owned()),
         pci_bus_id: Some(bus.to_owned()),

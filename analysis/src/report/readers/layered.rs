@@ -27,15 +27,8 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     }
     let end_ns = (count - 1) * READING_NS;
     let origin = Origin {
-        format: "FairScale layer traces",
-        host: None,
-        source: None,
-        note: None,
-        state: None,
-        period_ns: None,
-        times: Times::Readings,
         missing: vec!["the memory of GPUs", "times", "steps and phases"],
-        assumed: Vec::new(),
+        ..Origin::new("FairScale layer traces", Times::Readings)
     };
     Ok(Report { end_ns, layers, ..Report::of_file(path, origin) })
 }

@@ -46,15 +46,8 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     let (logged, mut gpus): (Vec<_>, Vec<_>) = ranks.into_values().unzip();
     gpus.iter_mut().for_each(|gpu| gpu.usage.end(None, end_ns));
     let origin = Origin {
-        format: "log with memory statistics of ONNX Runtime",
-        host: None,
-        source: None,
-        note: None,
-        state: None,
-        period_ns: None,
-        times: Times::Readings,
         missing: vec!["memory outside PyTorch's allocator between lines", "the GPUs' sizes", "times"],
-        assumed: Vec::new(),
+        ..Origin::new("log with memory statistics of ONNX Runtime", Times::Readings)
     };
     Ok(Report { end_ns, gpus, skipped, logged, ..Report::of_file(path, origin) })
 }

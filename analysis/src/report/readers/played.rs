@@ -59,15 +59,9 @@ pub(super) fn open(
     let name = path.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let format = replay.format();
     let origin = Origin {
-        format: format.name,
-        times: format.times,
         missing: format.missing.to_vec(),
         assumed: replay.assumed().to_vec(),
-        host: None,
-        source: None,
-        note: None,
-        state: None,
-        period_ns: None,
+        ..Origin::new(format.name, format.times)
     };
     Ok(Report {
         name: name.unwrap_or_else(|| path.display().to_string()),

@@ -15,6 +15,7 @@ use highwater_core::gpu::Device;
 use highwater_core::jobs::EndedBy;
 use highwater_core::source::OpenError;
 use highwater_core::wire::Kind;
+use highwater_engine::recording::tape::made_up_uuid;
 use highwater_engine::recording::{Times, is_too_long, refuse};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -63,19 +64,13 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     spans.lose(far);
     spans.finish();
     let origin = Origin {
-        format: "PyTorch profiler trace",
-        host: None,
-        source: None,
-        note: None,
         state: trace.is_cut_short.then(|| "cut_short".to_owned()),
-        period_ns: None,
-        times: if clock_ns.is_some() { Times::Unix } else { Times::Relative },
         missing: match levels.first() {
             None => MISSING.to_vec(),
             Some(levels) if levels.is_lower_bound => MISSING_BELOW.to_vec(),
             Some(_) => MISSING_BESIDE.to_vec(),
         },
-        assumed: Vec::new(),
+        ..Origin::new("PyTorch profiler trace", if clock_ns.is_some() { Times::Unix } else { Times::Relative })
     };
     let begin_ns = begin_ns.min(end_ns);
     let most = room.points_of_one(levels.len());
@@ -104,8 +99,7 @@ fn device_of(trace: &Trace, number: u32, path: &Path) -> Device {
     let known = trace.properties.iter().find(|of| of.id == number);
     Device {
         index: number.to_string(),
-        // One that no other file's GPU has.
-        uuid: format!("GPU-{number}-of-{}", path.display()),
+        uuid: made_up_uuid(number, path),
         name: known.and_then(|of| of.name.clone()),
         memory_total_bytes: known.and_then(|of| of.total_bytes),
         ..Device::default()
