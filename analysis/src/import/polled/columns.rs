@@ -186,7 +186,10 @@ impl Named {
         let rank = if rank == SURE && is_of_gpu { rank + 1 } else { rank };
         let (column, is_guess) = by_words(name, &words);
         let shown = short(name, LONGEST_SHOWN);
+        // PyTorch's `memory_allocated` is its allocator's; W&B's is the driver's.
+        let is_of_allocator = words.iter().any(|word| word == "allocated") && !name.contains("memoryAllocated");
         let assumed = match rank {
+            _ if is_of_allocator => Some(format!("{shown} is taken for memory.used, and may be an allocator's")),
             3 => Some(format!("{shown}: the highest value of each interval is taken for memory.used")),
             _ => is_guess.then(|| format!("{shown} is taken to be in MiB")),
         };

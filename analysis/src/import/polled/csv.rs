@@ -440,6 +440,8 @@ mod tests {
         let steps = "step,step_time,gpu_mem_used_mb\n1,0.31,10\n2,0.30,20\n3,0.32,30\n4,0.29,40\n";
         let tape = imported("steptime.csv", steps).expect("a log");
         assert_eq!((tape.tracks.len(), tape.format.times), (1, Times::Readings));
+        let allocated = "timestamp,memory_allocated_mb\n2026-01-01 00:00:00,5\n2026-01-01 00:00:01,6\n";
+        assert!(peaks("allocated.csv", allocated).1[0].ends_with("may be an allocator's"));
         let train = "loss,memory_used_mb,time\n3,10,12.1\n2,20,11.9\n1,30,12.0\n1,30,11.0\n";
         let tape = imported("train.csv", train).expect("a log");
         assert_eq!(tape.format.times, Times::Readings, "{:?}", tape.assumed);

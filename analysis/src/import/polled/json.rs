@@ -71,9 +71,11 @@ fn flatten(value: &Value, name: &str, add: &mut impl FnMut(String, String)) {
     let inner = |part: &str| if name.is_empty() { part.to_owned() } else { format!("{name}.{part}") };
     match value {
         Value::Object(members) => members.iter().for_each(|(part, value)| flatten(value, &inner(part), add)),
-        Value::Array(all) => {
-            all.iter().enumerate().for_each(|(at, value)| flatten(value, &inner(&at.to_string()), add))
-        }
+        Value::Array(all) => all.iter().zip(0_u64..).for_each(|(value, at)| {
+            // GPUs in a list have their own numbers: the first of a job is not GPU 0.
+            let number = value.get("index").and_then(Value::as_u64).unwrap_or(at);
+            flatten(value, &inner(&number.to_string()), add);
+        }),
         Value::String(text) => add(name.to_owned(), text.clone()),
         other => add(name.to_owned(), other.to_string()),
     }
@@ -188,5 +190,13 @@ mod tests {
         let tape = imported("list.json", list).expect("a log");
         let used: Vec<_> = tape.tracks.iter().map(|track| track.used_at(tape.end_ns)).collect();
         assert_eq!(used, [Some(11 * MIB), Some(7_001 * MIB)]);
+    }
+
+    #[test]
+    fn gpus_in_a_list_have_their_own_numbers() {
+        let text = "{\"query_time\": \"2024-03-11T10:00:00\", \"gpus\": [{\"index\": 2, \"memory.used\": 5}, {\"index\": 3, \"memory.used\": 9}]}\n";
+        let tape = imported("gpustat.json", text).expect("a log");
+        let shown: Vec<_> = tape.devices.iter().map(|gpu| gpu.index.as_str()).collect();
+        assert_eq!((shown, tape.tracks[1].used_at(tape.end_ns)), (vec!["2", "3"], Some(9 * MIB)));
     }
 }

@@ -28,7 +28,7 @@ fn is_head(line: &str) -> bool {
 
 /// Reads such a file.
 pub(crate) fn tape(path: &Path, file: &LineFile, hints: &Hints) -> Result<Tape, OpenError> {
-    let mut reader = Reader { polls: Polls::new(hints), at: None, table_at: None, head: None };
+    let mut reader = Reader { polls: Polls::new(hints), at: None, table_at: None, head: None, host: None };
     let mut skipped = SkippedLines::default();
     each_line(path, file, &mut skipped, |line| reader.take(&plain(line)))?;
     reader.polls.tape(path, "log of a table of GPUs", skipped)
@@ -42,20 +42,28 @@ struct Reader {
     table_at: Option<Stamp>,
     /// The GPU of the line before.
     head: Option<Device>,
+    /// The node of the list of gpustat that is read.
+    host: Option<String>,
 }
 
 impl Reader {
     fn take(&mut self, line: &str) -> Result<(), Fault> {
         let head = self.head.take();
-        if let Some(at) = time_in(line) {
+        if let Some((at, host)) = time_in(line) {
             self.at = Some(at);
+            self.host = host.map(str::to_owned);
         } else if is_head(line) {
             self.polls.begin_poll();
             self.table_at = self.at.take();
         } else if let Some((device, used, total)) = gpustat(line) {
             // It prints the time above each of its lists.
             self.table_at = self.at.take().or(self.table_at);
-            return self.add(Device { memory_total_bytes: Some(total), ..device }, Some(used));
+            // GPUs of several nodes have the same numbers.
+            let index = match &self.host {
+                Some(host) => format!("{} ({host})", device.index),
+                None => device.index.clone(),
+            };
+            return self.add(Device { index, memory_total_bytes: Some(total), ..device }, Some(used));
         } else if let Some(cells) = cells(line) {
             match head {
                 None => self.head = gpu(&cells),
@@ -100,18 +108,18 @@ fn plain(line: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// The time of a line that has nothing else: nvidia-smi's, `date`'s between marks, gpustat's between host and driver.
-fn time_in(line: &str) -> Option<Stamp> {
+/// The time of a line that has nothing else: nvidia-smi's, `date`'s between marks, gpustat's between host and driver; and that host.
+fn time_in(line: &str) -> Option<(Stamp, Option<&str>)> {
     if line.len() > 200 || !line.contains(':') || line.starts_with(['|', '│', '[']) {
         return None;
     }
     let order = DateOrder::DayMonth;
     if let Some(stamp) = clock::parse(line.trim_matches(|one: char| "=-#* ".contains(one)), order) {
-        return Some(stamp);
+        return Some((stamp, None));
     }
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    let of_gpustat = words.get(1..6).map(|words| words.join(" "));
-    of_gpustat.and_then(|text| clock::parse(&text, order)).filter(|stamp| !matches!(stamp, Stamp::OfDay(_)))
+    let stamp = clock::parse(&words.get(1..6)?.join(" "), order)?;
+    (!matches!(stamp, Stamp::OfDay(_))).then_some((stamp, words.first().copied()))
 }
 
 /// The cells of a line of a table.
@@ -219,6 +227,18 @@ mod tests {
             [Some(3712 * MIB), Some(3800 * MIB)]
         );
         assert_eq!((tape.tracks.len(), tape.end_ns - tape.begin_ns), (2, 1_000_000_000));
+    }
+
+    #[test]
+    fn gpus_of_several_nodes_are_several() {
+        let list = |host: &str, used: u32| {
+            format!(
+                "{host}   Mon Dec 19 18:33:32 2022  465.19.01\n[0] NVIDIA A40 | 60'C,  68 % |  {used} / 46068 MB |\n"
+            )
+        };
+        let tape = imported("gpustat.txt", &(list("n1", 3_712) + &list("n2", 40_000))).expect("a log");
+        let shown: Vec<_> = tape.devices.iter().map(|gpu| gpu.index.as_str()).collect();
+        assert_eq!((shown, tape.tracks[0].used_at(tape.end_ns)), (vec!["0 (n1)", "0 (n2)"], Some(3_712 * MIB)));
     }
 
     #[test]
