@@ -124,6 +124,19 @@ pub struct Layer {
     /// How long it took, nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
+    /// How many modules ran inside it; only on records of modules inside which others did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modules: Option<u64>,
+    /// The most bytes in live tensors since the record before, or since its forward pass began if that was earlier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak: Option<u64>,
+    /// Of a forward pass: by how many bytes fewer would be in live tensors between it and the backward pass if the module were
+    /// checkpointed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<i64>,
+    /// Of a forward pass: by how many bytes live tensors would grow at most if it ran again where its backward pass begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<i64>,
     /// Set only on a record that is played from a recording: it is the last of its profile, and the value is the number of
     /// further records that the profile lacks. No job can send this.
     #[serde(skip)]
@@ -142,8 +155,18 @@ impl Layer {
             gathered: None,
             gathered_sum: None,
             duration_ns: None,
+            modules: None,
+            peak: None,
+            held: None,
+            recompute: None,
             last_with_missing: None,
         }
+    }
+
+    /// Whether other modules ran inside it: their records have all that it allocated.
+    #[must_use]
+    pub fn is_around_others(&self) -> bool {
+        self.modules.is_some()
     }
 }
 

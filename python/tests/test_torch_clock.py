@@ -1,5 +1,6 @@
 """The clock of CUDA events, against a GPU that is a list of numbers."""
 
+import json
 import random
 import unittest
 
@@ -151,7 +152,12 @@ class Counters(unittest.TestCase):
     def read(self):
         self.ns += 20_000
         self.reads += 1
-        return {"allocated": 1}
+
+        def of(current):
+            return {"all": {"current": current, "peak": current + 1, "allocated": 5, "freed": 4}}
+
+        names = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
+        return {**{name: of(nth) for nth, name in enumerate(names)}, "num_alloc_retries": 7, "num_ooms": 8}
 
     def test_dear_reads_are_left_to_the_end_of_the_step(self):
         # 8 reads of 20 us are 0.16 % of 100 ms, and 0.016 % of a second.
@@ -162,7 +168,11 @@ class Counters(unittest.TestCase):
                     self.counters(False)
                 self.ns += step_ns
                 text = self.counters(True)
-            self.assertEqual((self.reads, text), (reads, ',"memory":{"allocated":1}'))
+            self.assertEqual(self.reads, reads)
+            self.assertEqual(json.loads("{" + text[1:] + "}"), {"memory": {
+                "allocated": 0, "reserved": 1, "active": 2, "inactive_split": 3, "alloc_retries": 7, "ooms": 8,
+            }})
+            self.assertEqual(self.counters.peaks, {"allocated_peak_bytes": 1, "reserved_peak_bytes": 2})
 
     def test_short_steps_are_not_all_read(self):
         # A read of 20 us is 0.1 % of 20 ms: with steps of 4 ms and a read now and then, every fifth or sixth.

@@ -11,7 +11,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use highwater_analysis::advise::batch::{self, ATTRIBUTE, Observed, Run};
+use highwater_analysis::advise::batch::{self, Observed, Peaks, Run, SizedStep};
 use highwater_analysis::advise::{Checkpoints, MOST_CHECKPOINTS, StepLayers, checkpoints};
 use highwater_core::jobs::{Cursor, EndedBy, JobId, Profile};
 use highwater_core::phases::Attributed;
@@ -22,16 +22,14 @@ use std::sync::Arc;
 #[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
-/// How many checkpoints are placed if the query has no `checkpoints`.
-const CHECKPOINTS: usize = 4;
-
 /// The query.
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(IntoParams))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct AdviceQuery {
-    /// How many checkpoints there may be; 4 if left out, at most 4096.
+    /// How many checkpoints there may be, at most 4096. If left out, the parts have 4, and as many modules are named as bring
+    /// the peak near the lowest that can be reached.
     checkpoints: Option<usize>,
     /// How many layers at the begin are left as they are; none if left out.
     skip_layers: Option<usize>,
@@ -63,8 +61,8 @@ pub(super) async fn advice(
     query: Result<Query<AdviceQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(AdviceQuery { checkpoints: most, skip_layers, rank }) = query.map_err(bad_query)?;
-    let (most, skipped) = (most.unwrap_or(CHECKPOINTS), skip_layers.unwrap_or(0));
-    if most > MOST_CHECKPOINTS {
+    let skipped = skip_layers.unwrap_or(0);
+    if let Some(most) = most.filter(|most| *most > MOST_CHECKPOINTS) {
         let problem = format!("`checkpoints`: {most} is more than {MOST_CHECKPOINTS}");
         return Err(Problem::new(StatusCode::BAD_REQUEST, problem));
     }
@@ -103,8 +101,8 @@ fn bad(problem: impl ToString) -> (StatusCode, String) {
     (StatusCode::BAD_REQUEST, problem.to_string())
 }
 
-/// A step that has its batch size and memory: when it began, that size, and its highest memory with the GPU's UUID.
-type Sized = (i64, u64, u64, String);
+/// A step that has its batch size and memory: when it began, that size, and its peaks with the GPU's UUID.
+type Sized = (i64, u64, Peaks, String);
 
 /// The steps of a job that are kept, of this rank or of all.
 fn observed(site: &Site, job: &JobId, rank: Option<u32>) -> Observed {
@@ -134,9 +132,9 @@ fn observed(site: &Site, job: &JobId, rank: Option<u32>) -> Observed {
     };
     let mut observed = Observed::default();
     for (rank, mut steps) in steps {
-        steps.sort_unstable();
+        steps.sort_unstable_by_key(|(begin_ns, ..)| *begin_ns);
         let mut run = Run::default();
-        steps.iter().for_each(|(_, size, peak, _)| run.add(*size, *peak));
+        steps.iter().for_each(|(_, size, peaks, _)| run.add(*size, *peaks));
         let uuids: BTreeSet<&str> = steps.iter().map(|(.., uuid)| uuid.as_str()).collect();
         observed.add(rank, run, uuids.into_iter().filter_map(limit).min());
     }
@@ -145,10 +143,13 @@ fn observed(site: &Site, job: &JobId, rank: Option<u32>) -> Observed {
 
 fn sized(step: &Attributed) -> Option<Sized> {
     let attributes = step.ended.open.attributes.as_deref()?;
-    let Scalar::Int(size) = attributes.iter().find(|(name, _)| &**name == ATTRIBUTE)?.1 else { return None };
+    let known = SizedStep::of(|name| match attributes.iter().find(|(known, _)| &**known == name)?.1 {
+        Scalar::Int(value) => u64::try_from(value).ok(),
+        _ => None,
+    })?;
     let memory = step.gpus.iter().filter(|gpu| gpu.peak_bytes.is_some()).max_by_key(|gpu| gpu.peak_bytes)?;
     let uuid = step.uuid_of(memory)?.to_owned();
-    Some((step.ended.open.begin_ns, u64::try_from(size).ok()?, memory.peak_bytes?, uuid))
+    Some((step.ended.open.begin_ns, known.batch_size, known.peaks(memory.peak_bytes?), uuid))
 }
 
 /// The last profile of this rank, or of the one with the most activations.

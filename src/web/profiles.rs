@@ -108,6 +108,10 @@ pub(super) struct Row<'a> {
     gathered: Option<u64>,
     gathered_sum: Option<u64>,
     duration_ns: Option<u64>,
+    modules: Option<u64>,
+    peak: Option<u64>,
+    held: Option<i64>,
+    recompute: Option<i64>,
     time_unix_nano: i64,
 }
 
@@ -125,6 +129,10 @@ impl<'a> Row<'a> {
             gathered: layer.gathered,
             gathered_sum: layer.gathered_sum,
             duration_ns: layer.duration_ns,
+            modules: layer.modules,
+            peak: layer.peak,
+            held: layer.held,
+            recompute: layer.recompute,
             time_unix_nano: at_ns.saturating_add(shift_ns),
         }
     }

@@ -319,7 +319,7 @@ fn a_layer_profile_is_listed_when_its_step_is_over_and_pushes_nothing_out() {
     assert_eq!(records.len(), 500);
     let last = json!({"layer": "layer 000", "direction": "backward", "allocated": 1_000, "reserved": 9_000, "growth": -5,
         "activations": 0, "parameters": 4, "gathered": 0, "gathered_sum": null, "duration_ns": null,
-        "time_unix_nano": profile["end_unix_nano"]});
+        "modules": null, "peak": null, "held": null, "recompute": null, "time_unix_nano": profile["end_unix_nano"]});
     assert_eq!(records[499], last);
     assert_eq!(daemon.ask("/api/v1/jobs/story/layers?rank=x").0, 400);
     let metrics = daemon.metrics();

@@ -21,6 +21,10 @@ struct Record {
     activations: Option<u64>,
     parameters: Option<u64>,
     duration_ns: Option<u64>,
+    modules: Option<u64>,
+    peak: Option<u64>,
+    held: Option<i64>,
+    recompute: Option<i64>,
 }
 
 /// Reads every profile.
@@ -100,9 +104,12 @@ impl<'de> Visitor<'de> for Records<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut each: A) -> Result<(), A::Error> {
         while let Some(record) = each.next_element::<Record>()? {
-            let Record { layer: name, direction, allocated, growth, activations, parameters, duration_ns } = record;
-            let layer = Layer { growth, activations, parameters, duration_ns, ..Layer::new(direction) };
-            self.0.add(&name, allocated, &layer).map_err(A::Error::custom)?;
+            let Record {
+                direction, growth, activations, parameters, duration_ns, modules, peak, held, recompute, ..
+            } = record;
+            let known = Layer { growth, activations, parameters, duration_ns, ..Layer::new(direction) };
+            let layer = Layer { modules, peak, held, recompute, ..known };
+            self.0.add(&record.layer, record.allocated, &layer).map_err(A::Error::custom)?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! the largest part and the layers are FairScale's `suggest_checkpoint_location`; all else is beside them.
 
 use super::layers::{Layer, StepLayers};
+use super::modules::{ModuleAdvice, modules};
 use super::partition::partition;
 use serde::Serialize;
 use std::ops::Range;
@@ -20,8 +21,10 @@ pub struct Checkpoints {
     pub split_modules: Vec<String>,
     /// The parts. Each but the last is to be checkpointed: the backward pass begins with the last, which would gain nothing.
     pub segments: Vec<CheckpointSegment>,
-    /// How many checkpoints were asked for.
+    /// How many checkpoints were asked for; the parts then have [`CHECKPOINTS`] if it was left out.
     pub checkpoints: usize,
+    /// Which modules to checkpoint, each by itself. `null` if the layer profile does not have the peaks of the step.
+    pub modules: Option<ModuleAdvice>,
     /// The largest part's activations by number of checkpoints, from none.
     pub max_memory_by_checkpoints: Vec<u64>,
     /// How many layers were divided.
@@ -85,14 +88,18 @@ pub enum CheckpointsError {
     TooLarge,
 }
 
-/// Places `most` checkpoints, or one before each divided layer but the first if that is fewer. The first `skipped`
-/// layers are left out.
+/// How many checkpoints are placed if no number is asked for.
+pub const CHECKPOINTS: usize = 4;
+
+/// Places `most` checkpoints, or one before each divided layer but the first if that is fewer; [`CHECKPOINTS`] if no number is
+/// asked for, and as many modules as bring the peak near the lowest that can be reached. The first `skipped` layers are left
+/// out.
 ///
 /// # Errors
 /// No layer ran forward, no layer's activations are known, all layers are left out, or the sizes add up to more than
 /// 2^64 bytes.
-pub fn checkpoints(of: &StepLayers, most: usize, skipped: usize) -> Result<Checkpoints, CheckpointsError> {
-    let all = &of.layers;
+pub fn checkpoints(of: &StepLayers, asked: Option<usize>, skipped: usize) -> Result<Checkpoints, CheckpointsError> {
+    let (all, most) = (&of.layers, asked.unwrap_or(CHECKPOINTS));
     if all.is_empty() {
         return Err(match of.unknown {
             0 => CheckpointsError::NoLayer,
@@ -112,6 +119,7 @@ pub fn checkpoints(of: &StepLayers, most: usize, skipped: usize) -> Result<Check
         split_modules: found.cuts.iter().map(|cut| divided[*cut].name.clone()).collect(),
         segments: parts.iter().filter_map(|part| CheckpointSegment::of(part)).collect(),
         checkpoints: most,
+        modules: modules(&of.history, asked, skipped),
         max_memory_by_checkpoints: found.by_cuts,
         layers: divided.len(),
         skipped_layers: left_out.len(),
@@ -237,7 +245,7 @@ mod tests {
     #[test]
     fn the_parts_are_named_and_add_up() {
         let of = layers(&[10, 8, 8, 9, 7, 7, 5, 4, 4], 0);
-        let advice = checkpoints(&of, 2, 0).expect("advice");
+        let advice = checkpoints(&of, Some(2), 0).expect("advice");
         assert_eq!(
             (advice.max_memory, advice.split_modules.as_slice()),
             (24, ["l2".to_owned(), "l5".to_owned()].as_slice())
@@ -255,20 +263,20 @@ mod tests {
     #[test]
     fn gradients_are_held_beside_the_parts_that_come_later() {
         let of = layers(&[50, 50, 10, 10], 100);
-        let advice = checkpoints(&of, 1, 0).expect("advice");
+        let advice = checkpoints(&of, Some(1), 0).expect("advice");
         assert_eq!((advice.max_memory, advice.split_modules.as_slice()), (70, ["l1".to_owned()].as_slice()));
         // The peak is 500 with and without the checkpoint. In the first layer: its 50, the gradient of its output, and the
         // gradients of four layers' parameters. In the second: 50 of each layer, two gradients of 50, and three of parameters.
         assert_eq!(advice.predicted_peak_bytes, advice.observed_peak_bytes);
         let mut unknown = of.clone();
         unknown.layers[1].held = None;
-        assert_eq!(checkpoints(&unknown, 1, 0).expect("advice").predicted_peak_bytes, None);
+        assert_eq!(checkpoints(&unknown, Some(1), 0).expect("advice").predicted_peak_bytes, None);
     }
 
     #[test]
     fn layers_left_out_keep_what_they_have() {
         let of = layers(&[100, 8, 8, 8], 0);
-        let advice = checkpoints(&of, 2, 1).expect("advice");
+        let advice = checkpoints(&of, Some(2), 1).expect("advice");
         assert_eq!((advice.max_memory, advice.layers, advice.skipped_layers), (8, 3, 1));
         assert_eq!(advice.split_modules, ["l2", "l3"]);
         assert_eq!((advice.activation_bytes, advice.predicted_peak_bytes), (124, Some(1_124)));
@@ -280,9 +288,9 @@ mod tests {
             (&unknown, 0, CheckpointsError::UnknownActivations(3)),
             (&layers(&[u64::MAX, 1], 0), 0, CheckpointsError::TooLarge),
         ] {
-            assert_eq!(checkpoints(of, 1, skipped).err(), Some(problem));
+            assert_eq!(checkpoints(of, Some(1), skipped).err(), Some(problem));
         }
-        let none = checkpoints(&of, 0, 0).expect("advice");
+        let none = checkpoints(&of, Some(0), 0).expect("advice");
         assert_eq!((none.max_memory, none.split_modules.len(), none.recomputed_seconds), (124, 0, Some(0.0)));
         assert_eq!(none.predicted_peak_bytes, none.observed_peak_bytes);
     }

@@ -3,6 +3,7 @@
 //! Enters: the records of one profiled step. Leaves: each layer that ran forward, once, where it ran first. Invariants: a
 //! layer whose activations are not known is counted and left out; names and their bytes are bounded.
 
+use super::history::StepHistory;
 use highwater_core::wire::{self, Direction};
 use std::collections::HashSet;
 
@@ -45,8 +46,10 @@ pub struct StepLayers {
     pub missing: u64,
     /// In live tensors before the first layer, bytes.
     pub before: Option<u64>,
-    /// The most in live tensors after any layer, bytes.
+    /// The most in live tensors after any layer, or at all where that is known, bytes.
     pub highest: Option<u64>,
+    /// The step, record by record.
+    pub history: StepHistory,
     names: HashSet<String>,
     name_bytes: usize,
     has_begun: bool,
@@ -80,7 +83,14 @@ impl StepLayers {
     /// # Errors
     /// There are too many layers, or the name is too long.
     pub fn add(&mut self, name: &str, allocated: Option<u64>, layer: &wire::Layer) -> Result<(), LayersError> {
-        self.highest = self.highest.max(allocated);
+        self.highest = self.highest.max(allocated).max(layer.peak);
+        if name.len() > LONGEST_NAME {
+            return Err(LayersError::NameTooLong(name.len()));
+        }
+        self.history.add(name, allocated, layer);
+        if layer.is_around_others() {
+            return Ok(());
+        }
         if layer.direction != Direction::Forward {
             return Ok(());
         }
@@ -94,9 +104,6 @@ impl StepLayers {
         if self.names.contains(name) {
             self.hold(held);
             return Ok(());
-        }
-        if name.len() > LONGEST_NAME {
-            return Err(LayersError::NameTooLong(name.len()));
         }
         if self.names.len() >= MOST_LAYERS || self.name_bytes + name.len() > MOST_NAME_BYTES {
             return Err(LayersError::TooManyLayers);

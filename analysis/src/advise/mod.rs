@@ -10,14 +10,17 @@ pub mod batch;
 mod best;
 mod checkpoints;
 mod file;
+mod history;
 mod layers;
+mod modules;
 mod partition;
 pub mod recompute;
 
 pub use best::ProfileChoice;
-pub use checkpoints::{CheckpointSegment, Checkpoints, CheckpointsError, checkpoints};
+pub use checkpoints::{CHECKPOINTS, CheckpointSegment, Checkpoints, CheckpointsError, checkpoints};
 pub use file::read;
 pub use layers::{Layer, LayersError, StepLayers};
+pub use modules::{ByCount, CheckpointedModule, ModuleAdvice};
 pub use partition::{Partition, partition};
 
 /// The most checkpoints that are advised: with more, a model would be a list of single layers.

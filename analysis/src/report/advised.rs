@@ -7,14 +7,14 @@
 use super::layers::Profile;
 use super::model::{Found, Report};
 use super::table::size;
-use crate::advise::{Checkpoints, StepLayers, checkpoints};
+use crate::advise::{Checkpoints, ModuleAdvice, StepLayers, checkpoints};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
 /// Findings that less memory would mend.
 const KINDS: [&str; 3] = ["low_headroom", "allocator_thrash", "comm_starvation"];
-/// Checkpoints that are placed, as in the API's advice. More cost more and gain less.
-const CHECKPOINTS: usize = 4;
+/// How many modules a sentence names.
+const MOST_LISTED: usize = 4;
 /// Jobs that are advised.
 const MOST_JOBS: usize = 16;
 
@@ -51,11 +51,14 @@ fn of(report: &Report, profile: &Profile) -> Option<Advised> {
     for record in &profile.records {
         layers.add(report.layers.names.get(record.name)?, record.allocated, &record.layer).ok()?;
     }
-    let checkpoints = checkpoints(&layers, CHECKPOINTS, 0).ok().filter(|found| !found.split_modules.is_empty())?;
+    let checkpoints = checkpoints(&layers, None, 0).ok().filter(|found| !found.split_modules.is_empty())?;
     Some(Advised { text: sentence(&checkpoints, &layers), checkpoints })
 }
 
 fn sentence(advice: &Checkpoints, layers: &StepLayers) -> String {
+    if let Some(modules) = advice.modules.as_ref().filter(|advice| !advice.modules.is_empty()) {
+        return format!("Memory of {}: {}", layers.whose(), of_modules(modules));
+    }
     let (count, at) = (advice.split_modules.len(), advice.split_modules.join(", "));
     let mut text = format!(
         "Activations of {}: with {count} checkpoints, at {at}, at most {} are held at a time instead of {}.",
@@ -70,4 +73,32 @@ fn sentence(advice: &Checkpoints, layers: &StepLayers) -> String {
         text.push_str(&format!(" Each step runs forward passes of {:.1} ms a second time.", seconds * 1e3));
     }
     text
+}
+
+/// What checkpointing modules leads to, for people.
+#[must_use]
+pub fn of_modules(advice: &ModuleAdvice) -> String {
+    let names: Vec<&str> = advice.modules.iter().map(|module| module.name.as_str()).collect();
+    let (from, to) = (size(advice.observed_peak_bytes), size(advice.predicted_peak_bytes));
+    let mut text = format!(
+        "with {} checkpointed, each by itself, the peak of a step should fall from {from} to {to} in live tensors.",
+        list(&names)
+    );
+    if let Some(seconds) = advice.recomputed_seconds.filter(|seconds| *seconds > 0.0) {
+        text.push_str(&format!(
+            " Forward passes that took {:.1} ms in the profiled step run a second time.",
+            seconds * 1e3
+        ));
+    }
+    text.push_str(&format!(" The peak then lies in {}.", advice.peak_at));
+    text
+}
+
+/// Names of modules; of many, the first and how many.
+fn list(names: &[&str]) -> String {
+    match names {
+        [one] => one.to_string(),
+        few if few.len() <= MOST_LISTED => few.join(", "),
+        many => format!("{} and {} more", many[..MOST_LISTED].join(", "), many.len() - MOST_LISTED),
+    }
 }

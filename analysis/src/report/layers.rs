@@ -176,6 +176,11 @@ impl Layers {
 }
 
 impl Profile {
+    /// The records of layers one by one: those of modules around others have the same again.
+    pub(super) fn of_layers(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter().filter(|record| !record.layer.is_around_others())
+    }
+
     /// Makes the totals, once all records are there.
     fn finish(&mut self) {
         let (totals, top) = std::mem::take(&mut self.tally).finish(TOP);

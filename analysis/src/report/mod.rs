@@ -36,7 +36,7 @@ mod together;
 mod trace;
 mod usage;
 
-pub use advised::{Advised, advised};
+pub use advised::{Advised, advised, of_modules};
 pub use by_kernel::{ComparedKernel, KernelBeside};
 pub use by_phase::{ComparedPhase, MedianBeside};
 pub use compare::{Comparison, Difference};

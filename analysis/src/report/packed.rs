@@ -3,7 +3,7 @@
 //! Invariant: every point of a curve is there with its exact bytes; times are rounded down to the microsecond.
 
 use super::curve::Point;
-use super::layers::Record;
+use super::layers::{Profile, Record};
 use super::model::Report;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -58,7 +58,7 @@ pub(super) fn columns(reports: &[Report]) -> String {
             breakdown(gpu.breakdown.points(), report.begin_ns, &mut numbers);
         }
         spans(report, &mut numbers);
-        report.layers.profiles.iter().for_each(|profile| records(&profile.records, report.begin_ns, &mut numbers));
+        report.layers.profiles.iter().for_each(|profile| records(profile, report.begin_ns, &mut numbers));
     }
     let mut packer = GzEncoder::new(Vec::new(), Compression::best());
     let packed = packer.write_all(&numbers.0).and_then(|()| packer.finish());
@@ -126,11 +126,12 @@ fn spans(report: &Report, numbers: &mut Numbers) {
 }
 
 /// The records of a profile, column by column.
-fn records(records: &[Record], begin_ns: i64, numbers: &mut Numbers) {
+fn records(profile: &Profile, begin_ns: i64, numbers: &mut Numbers) {
+    let records: Vec<&Record> = profile.of_layers().collect();
     records.iter().for_each(|record| numbers.push(record.name as u64));
     records.iter().for_each(|record| numbers.push(u64::from(record.layer.direction == Direction::Backward)));
     let mut last_us = 0;
-    for record in records {
+    for record in &records {
         let at_us = record.at_ns.saturating_sub(begin_ns) / MICROSECOND_NS;
         numbers.signed(at_us - last_us);
         last_us = at_us;

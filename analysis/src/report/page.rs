@@ -77,7 +77,7 @@ fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
 fn profile(profile: &Profile, most: usize) -> Value {
     let mut value = super::json::totals(profile);
     if let Some(fields) = value.as_object_mut() {
-        fields.insert("count".to_owned(), profile.records.len().into());
+        fields.insert("count".to_owned(), profile.of_layers().count().into());
         fields.insert("left_out".to_owned(), profile.left_out.into());
         let top = profile.top.iter().take(most).map(|top| {
             json!({

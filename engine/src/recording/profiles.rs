@@ -122,9 +122,13 @@ impl RecordingReader {
         if heads.is_empty() {
             return Ok(());
         }
-        let query = "SELECT name, direction, at_ns, allocated_bytes, reserved_bytes, growth_bytes, activation_bytes, \
-                     parameter_bytes, gathered_bytes, gathered_sum_bytes, duration_ns, profile FROM layer_records \
-                     ORDER BY profile, nth";
+        // Files from before the last four columns do not have them.
+        let of_modules = self.columns("layer_records", ["modules", "peak_bytes", "held_bytes", "recompute_bytes"]);
+        let query = format!(
+            "SELECT name, direction, at_ns, allocated_bytes, reserved_bytes, growth_bytes, activation_bytes, \
+             parameter_bytes, gathered_bytes, gathered_sum_bytes, duration_ns, profile, {of_modules} FROM layer_records \
+             ORDER BY profile, nth"
+        );
         let positions = positions(heads);
         let read = |row: &Row<'_>| {
             let id = needed(row, 11)?;
@@ -137,13 +141,17 @@ impl RecordingReader {
                 gathered: number(row, 8)?,
                 gathered_sum: number(row, 9)?,
                 duration_ns: number(row, 10)?,
+                modules: number(row, 12)?,
+                peak: number(row, 13)?,
+                held: number(row, 14)?,
+                recompute: number(row, 15)?,
                 ..Layer::new(word::<Direction>(row, 1)?)
             };
             let (allocated, reserved) = (number(row, 3)?, number(row, 4)?);
             Ok((position, Record { name: name(row, 0)?, at_ns: needed(row, 2)?, allocated, reserved, layer }))
         };
         let mut count = 0;
-        self.each("layer_records", query, 0, read, |(position, record)| {
+        self.each("layer_records", &query, 0, read, |(position, record)| {
             count += 1;
             take(position, (count <= MOST_RECORDS).then_some(record));
             Ok(())

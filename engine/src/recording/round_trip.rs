@@ -138,7 +138,8 @@ fn a_profile_is_read_as_it_was_sent() {
             at_ns,
             json!({"event": "mark", "kind": "layer", "name": name, "memory": {"allocated": 40, "reserved": 50},
                 "layer": {"direction": "forward", "growth": growth, "activations": 7, "parameters": 8,
-                    "gathered": 9, "gathered_sum": 11, "duration_ns": 12}}),
+                    "gathered": 9, "gathered_sum": 11, "duration_ns": 12,
+                    "modules": 3, "peak": 1_030, "held": -13, "recompute": 14}}),
         );
     };
     rig.say(1, json!({"event": "begin", "kind": "step", "name": "step"}));

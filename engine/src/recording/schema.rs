@@ -89,7 +89,8 @@ CREATE TABLE layer_records (
     profile INTEGER NOT NULL REFERENCES layer_profiles (id), nth INTEGER NOT NULL, name TEXT NOT NULL,
     direction TEXT NOT NULL, at_ns INTEGER NOT NULL, allocated_bytes INTEGER, reserved_bytes INTEGER,
     growth_bytes INTEGER, activation_bytes INTEGER, parameter_bytes INTEGER, gathered_bytes INTEGER,
-    gathered_sum_bytes INTEGER, duration_ns INTEGER, PRIMARY KEY (profile, nth)
+    gathered_sum_bytes INTEGER, duration_ns INTEGER, modules INTEGER, peak_bytes INTEGER, held_bytes INTEGER,
+    recompute_bytes INTEGER, PRIMARY KEY (profile, nth)
 ) WITHOUT ROWID;
 CREATE TABLE ranks (
     job TEXT NOT NULL, rank INTEGER NOT NULL, world_size INTEGER, pid INTEGER, gpus TEXT, mesh TEXT, PRIMARY KEY (job, rank)

@@ -405,6 +405,10 @@ impl RecordingWriter {
                 gathered_bytes: layer.gathered.map(whole),
                 gathered_sum_bytes: layer.gathered_sum.map(whole),
                 duration_ns: layer.duration_ns.map(whole),
+                modules: layer.modules.map(whole),
+                peak_bytes: layer.peak.map(whole),
+                held_bytes: layer.held,
+                recompute_bytes: layer.recompute,
             })?;
         }
         Ok(count)

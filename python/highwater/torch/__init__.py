@@ -25,9 +25,15 @@ On CUDA, all times are the GPU's: events on the current stream, read later, with
 On a CPU they are the host's. The allocator's counters go with each begin and end, or only with ends of steps if reading them
 each time would cost more than 0.1 % of the step.
 
-One step in `layers_every` (0: none) records its layers: what each module allocated, kept for the backward pass, holds as
-parameters and gathered. Only that step has hooks on modules. Its end has the bytes of parameters, gradients and optimizer
-state as attributes, and NCCL's memory by communicator where PyTorch says it. Models that are compiled have no records.
+One step in `layers_every` (0: none), and the third, records its layers: what each module allocated, kept for the backward pass,
+holds as parameters and gathered. Only that step has hooks on modules. Its end has the bytes of parameters, gradients and
+optimizer state as attributes, and NCCL's memory by communicator where PyTorch says it. On CUDA, PyTorch records the history
+of one step's allocations, from which come its peaks. Models that are compiled have no records; blocks that are compiled one
+by one count as layers.
+
+    highwater.torch.checkpoint(model, "advice.json")
+
+has modules run through torch.utils.checkpoint, as `highwater advise FILE --json` named them.
 
 When the allocator finds no memory, a mark `oom` has its counters; with `snapshot_dir`, PyTorch records the history of
 allocations, and the mark names a file with the snapshot.
@@ -44,7 +50,8 @@ hook that the job registers later takes its place. `Join` with `divide_by_initia
 asynchronous collectives on CUDA, those that nobody waits for in Python are not timed, nor are those in compiled graphs.
 """
 
+from .checkpoint import checkpoint
 from .profiler import profiler_handler
 from .watch import watch
 
-__all__ = ["profiler_handler", "watch"]
+__all__ = ["checkpoint", "profiler_handler", "watch"]

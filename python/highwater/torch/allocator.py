@@ -13,9 +13,22 @@ from .guard import Part
 MOST_SHARE = 0.001
 
 
-def read(device: Any) -> Dict[str, int]:
-    """The counters of a device. `torch.cuda.memory_stats` sorts more than a hundred, and costs several times as much."""
-    stats = torch._C._cuda_memoryStats(device.index)
+def stats_of(device: Any) -> Dict[str, Any]:
+    """What the allocator counts on a device. `torch.cuda.memory_stats` sorts more than a hundred numbers, and costs several
+    times as much."""
+    return torch._C._cuda_memoryStats(device.index)  # type: ignore[no-any-return]
+
+
+def peaks_of(stats: Dict[str, Any]) -> Dict[str, int]:
+    """The highest values since the process began, or since the job reset them, as attributes of a step."""
+    return {
+        "allocated_peak_bytes": int(stats["allocated_bytes"]["all"]["peak"]),
+        "reserved_peak_bytes": int(stats["reserved_bytes"]["all"]["peak"]),
+    }
+
+
+def counters_of(stats: Dict[str, Any]) -> Dict[str, int]:
+    """The counters that go with marks."""
 
     def current(name: str) -> int:
         return int(stats[name]["all"]["current"])
@@ -36,9 +49,11 @@ class Counters(Part):
 
     name = "counters of the allocator"
 
-    def __init__(self, source: Callable[[], Optional[Dict[str, int]]], now: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(self, source: Callable[[], Optional[Dict[str, Any]]], now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.source = source
         self.now = now
+        # The highest values, as the last read at the end of a step found them; empty if it did not read.
+        self.peaks: Dict[str, int] = {}
         # What one read costs: the least that was seen, as the others were interrupted.
         self.cost_ns: Optional[int] = None
         self.marks = 0
@@ -58,6 +73,7 @@ class Counters(Part):
     def text(self, is_step_end: bool) -> str:
         self.marks += 1
         if is_step_end:
+            self.peaks = {}
             self.judge()
         configured = client.counters
         if configured is not None:
@@ -65,10 +81,12 @@ class Counters(Part):
         began_ns = self.now()
         if self.is_dear and not (is_step_end and self.is_due(began_ns)):
             return ""
-        counters = self.source()
-        if not counters:
+        stats = self.source()
+        if not stats:
             return ""
-        text = _encode.memory(counters)
+        text = _encode.memory(counters_of(stats))
+        if is_step_end:
+            self.peaks = peaks_of(stats)
         took_ns = self.now() - began_ns
         self.read_ns = began_ns
         self.cost_ns = took_ns if self.cost_ns is None else min(self.cost_ns, took_ns)

@@ -3,11 +3,15 @@
 As FairScale's LayerwiseMemoryTracker counts: a record for each module during which no other module ran, in the order in
 which they ended. Unlike it, nothing is synchronised (the allocator's counters are the host's, and up to date), sizes are
 right for every type, and containers may be nested. Hooks exist only during the step that is recorded.
+
+On CUDA, modules inside which others ran have records too, with how many ran: at the end of their forward pass, and where
+their backward pass begins. One step has the history of its allocations beside it, from which come the most that was in live
+tensors since the record before, and what each module's forward pass keeps for its backward pass.
 """
 
 import json
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -16,33 +20,105 @@ from .._marks import Later, Mark, client
 from . import tensors
 from .clock import Clock, Time
 from .guard import Hook, Part, guarded
+from .history import Events, History, Kept, Place, Raw, place_of
 from .loop import in_backward
 
 MOST_RECORDS = 8192
 MOST_NAME_BYTES = 128
 
 
+# A step is like another if its memory differs by no more than this share.
+SAME = 0.02
+# How often a step is recorded with its history, if that fails.
+MOST_TRIES = 2
+# The step after the first, in which an optimizer makes its state, and the second, in which others may.
+STEP_WITH_HISTORY = 2
+
+
+class Counted(NamedTuple):
+    """The allocator's counters, and the place in its history; both empty where nobody knows them."""
+
+    memory: Dict[str, int]
+    place: Optional[Place]
+
+
+NOTHING = Counted({}, None)
+
+
 class Record:
     """One layer in one direction."""
 
-    __slots__ = ("at", "begin", "fields", "memory", "name")
+    __slots__ = ("at", "backward", "begin", "fields", "kept", "memory", "name", "place")
 
-    def __init__(self, name: str, at: Time, begin: Optional[Time], memory: Dict[str, int], fields: Dict[str, Any]) -> None:
+    def __init__(self, name: str, at: Time, begin: Optional[Time], counted: Counted, fields: Dict[str, Any]) -> None:
         self.name = name
         self.at = at
         self.begin = begin
-        self.memory = memory
+        self.memory = counted.memory
+        self.place = counted.place
         self.fields = fields
+        # Of a forward pass: what it was given and gave, and where its backward pass begins.
+        self.kept: Optional[Kept] = None
+        self.backward: Optional[Place] = None
+
+    def what(self) -> Any:
+        """What is the same in steps that do the same."""
+        return self.name, self.fields["direction"], self.fields.get("modules")
+
+
+class Frame:
+    """A module whose forward pass has begun."""
+
+    __slots__ = ("begin", "counted", "inner", "module")
+
+    def __init__(self, module: int, counted: Counted, begin: Optional[Time]) -> None:
+        self.module = module
+        self.counted = counted
+        self.begin = begin
+        # How many modules have run inside it.
+        self.inner = 0
 
 
 class Profile(Later):
     """The records of a step, made into text on the sender's thread."""
 
-    def __init__(self, clock: Clock, step: int, records: List[Record]) -> None:
+    def __init__(
+        self, clock: Clock, step: int, records: List[Record], history: Optional[Raw], known: Optional[List[Record]]
+    ) -> None:
         self.clock = clock
         self.step = step
         self.records = records
+        self.history = history
+        # The records of an earlier step that had its history.
+        self.earlier = known
         self.known = 0
+
+    def add_history(self, events: Events) -> None:
+        """What the history of the step says of each record."""
+        since = events.begin
+        for record in self.records:
+            if record.place is None:
+                continue
+            kept = record.kept
+            began = since if kept is None or events.nth(since) < events.nth(kept.begin) else kept.begin
+            record.fields["peak"] = events.peak(began, record.place)
+            if kept is not None and record.backward is not None:
+                record.fields["held"] = events.held(kept, record.backward)
+                record.fields["recompute"] = events.recompute(kept, record.backward)
+            record.kept, since = None, record.place
+
+    def add_known(self, known: List[Record]) -> None:
+        """What the history of an earlier step says, if this one did the same as far as the counters show: the same modules in
+        the same order, with as much memory but for what varies from step to step."""
+        most, then = (max((each.memory.get("allocated", 0) for each in of), default=0) for of in (self.records, known))
+        is_same = [each.what() for each in self.records] == [each.what() for each in known]
+        if not is_same or abs(most - then) > SAME * then:
+            return
+        for record, earlier in zip(self.records, known):
+            if record.place is not None and earlier.place is not None and "peak" in earlier.fields:
+                since = record.place.allocated - earlier.place.allocated
+                record.fields.update({key: earlier.fields[key] for key in ("held", "recompute") if key in earlier.fields})
+                record.fields["peak"] = earlier.fields["peak"] + since
 
     def take(self) -> Optional[Sequence[Mark]]:
         resolve = self.clock.resolve
@@ -51,6 +127,12 @@ class Profile(Later):
             if resolve(record.at) is None or (record.begin is not None and resolve(record.begin) is None):
                 return None
             self.known += 1
+        history, self.history = self.history, None
+        if history is not None:
+            self.add_history(Events(*history))
+        elif self.earlier is not None:
+            self.add_known(self.earlier)
+        self.earlier = None
         marks = []
         for record in self.records:
             at, begin = resolve(record.at), None if record.begin is None else resolve(record.begin)
@@ -66,15 +148,15 @@ class Profile(Later):
         return len(self.records)
 
 
-def allocator_of(device: Any) -> Callable[[], Dict[str, int]]:
-    """A function that returns `allocated` and `reserved`. On a CPU nobody knows them."""
+def allocator_of(device: Any) -> Callable[[], Counted]:
+    """A function that returns `allocated` and `reserved`, and the place. On a CPU nobody knows them."""
     if device is None or device.type != "cuda":
-        return dict
-    from .allocator import read
+        return lambda: NOTHING
 
-    def counters() -> Dict[str, int]:
-        stats = read(device)
-        return {"allocated": stats["allocated"], "reserved": stats["reserved"]}
+    def counters() -> Counted:
+        stats = torch._C._cuda_memoryStats(device.index)
+        place = place_of(stats)
+        return Counted({"allocated": place.allocated, "reserved": int(stats["reserved_bytes"]["all"]["current"])}, place)
 
     return counters
 
@@ -84,9 +166,17 @@ class Layers(Part):
 
     name = "records of layers"
 
-    def __init__(self, model: Any, every: int, clock: Callable[[], Clock], device: Callable[[], Any]) -> None:
+    def __init__(
+        self, model: Any, every: int, clock: Callable[[], Clock], device: Callable[[], Any], first: int = 0
+    ) -> None:
         self.model = model
         self.every = every
+        # The number of the first step, and the records of the one that had its history.
+        self.first = first
+        self.known: Optional[List[Record]] = None
+        self.tries = MOST_TRIES
+        # The largest allocation of a step with its history, until it is asked for; 0 is none.
+        self.largest = 0
         self.clock = clock
         self.device = device
         self.handles: List[Any] = []
@@ -97,26 +187,31 @@ class Layers(Part):
 
     def begin_with(self, names: Dict[int, str]) -> None:
         self.names = names
-        self.previous: Optional[str] = None
-        self.before: Tuple[Dict[str, int], Optional[Time]] = ({}, None)
+        # The modules whose forward pass has begun, the innermost last.
+        self.frames: List[Frame] = []
         self.gathered = 0
         # What each FSDP module that runs has gathered.
         self.stack: List[int] = []
-        self.counters: Callable[[], Dict[str, int]] = dict
+        self.counters: Callable[[], Counted] = lambda: NOTHING
+        self.history: Optional[History] = None
+
+    def is_wanted(self, number: int) -> bool:
+        return bool(self.every) and (number % self.every == 0 or number == self.first + STEP_WITH_HISTORY)
 
     @guarded
     def begin_step(self, number: int, in_forward: bool = False) -> None:
         """Registers hooks if this step is to be recorded. The root's forward pass may have begun: its new hook comes late."""
-        if not self.every or number % self.every or self.is_active or self.clock().stamp() is None:
+        if not self.is_wanted(number) or self.is_active or self.clock().stamp() is None:
             return
-        modules = dict(self.model.named_modules(remove_duplicate=True))
-        if is_compiled(modules.values()):
+        modules = eager(self.model)
+        if modules is None:
             # Hooks on modules would make the compiler begin again, twice for each record.
             self.every = 0
             client.say("records of layers are off: torch.compile is in use", False)
             return
         self.begin_with({id(module): short(name or type(module).__name__) for name, module in modules.items()})
-        self.counters = allocator_of(self.device())
+        device = self.device()
+        self.counters = allocator_of(device)
         self.records, self.step, self.is_active = [], number, True
         for module in modules.values():
             is_fsdp = is_sharded(module)
@@ -124,20 +219,49 @@ class Layers(Part):
             before = module.register_forward_pre_hook(Hook(self.pushed if is_fsdp else self.before_forward), prepend=is_fsdp)
             after = module.register_forward_hook(Hook(self.popped if is_fsdp else self.after_forward))
             self.handles += [before, after]
+        is_settled = number >= self.first + STEP_WITH_HISTORY
+        if is_settled and self.known is None and self.tries and device is not None and device.type == "cuda":
+            self.tries -= 1
+            self.history = History(device.index)
+            self.history.start()
         if in_forward:
             self.stack += [0] if is_sharded(self.model) else []
             self.enter(self.model)
 
     @guarded
-    def end_step(self) -> None:
-        """Sends the records, before the step's end."""
+    def end_step(self, at: Time) -> None:
+        """Sends the records, before the step's end, which is at this time."""
         if not self.is_active:
             return
         self.remove()
         self.is_active = False
+        history = self.history
+        if self.records and self.records[0].place is not None:
+            # For the most in live tensors since the last record, in the rest of the step.
+            fields = {"direction": "backward", "modules": len(self.names) - 1}
+            self.records.append(Record(self.names[id(self.model)], at, None, self.counters(), fields))
+        events = None if history is None else history.stop()
         if self.records:
-            client.put_later(Profile(self.clock(), self.step, self.records))
-        self.records = []
+            client.put_later(Profile(self.clock(), self.step, self.records, events, self.known))
+        if events is not None:
+            self.known = self.records
+            self.largest = max((int(each["size"]) for each in events[1]), default=0)
+        self.records, self.frames, self.history = [], [], None
+
+    def take_largest(self) -> Dict[str, int]:
+        """The largest allocation of the step that has just ended, as its attribute, if its history was recorded."""
+        largest, self.largest = self.largest, 0
+        return {"largest_allocation_bytes": largest} if largest else {}
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        if self.history is not None:
+            self.history.stop()
+
+    def backward_ended(self) -> None:
+        """Removes the hooks, but from a step with its history, in which more passes may follow."""
+        if self.history is None or not self.history.is_on:
+            self.remove()
 
     def remove(self) -> None:
         """Removes the hooks, also after a fault; what hangs in the graph of this step goes with the graph."""
@@ -168,8 +292,9 @@ class Layers(Part):
             self.enter(module)
 
     def enter(self, module: Any) -> None:
-        self.previous = self.names.get(id(module))
-        self.before = (self.counters(), self.clock().stamp())
+        for frame in self.frames:
+            frame.inner += 1
+        self.frames.append(Frame(id(module), self.counters(), self.clock().stamp()))
 
     @guarded
     def popped(self, module: Any, inputs: Any, outputs: Any) -> None:
@@ -183,24 +308,60 @@ class Layers(Part):
         if not self.is_idle():
             self.leave(module, inputs, outputs)
 
+    def left(self, module: Any) -> Optional[Frame]:
+        """The frame of a module whose forward pass ends. Those of modules that an exception ended are inside it."""
+        for nth in range(len(self.frames) - 1, -1, -1):
+            if self.frames[nth].module == id(module):
+                frame = self.frames[nth]
+                del self.frames[nth:]
+                return frame
+        return None
+
     def leave(self, module: Any, inputs: Any, outputs: Any) -> None:
-        """Adds a record, unless another module ran inside this one."""
-        name = self.names.get(id(module))
-        is_leaf = name is not None and name == self.previous
-        self.previous = None
-        at = self.clock().stamp() if is_leaf else None
-        if name is None or at is None or len(self.records) >= MOST_RECORDS:
+        """Adds a record. Of modules inside which others ran only where the allocator's counters are known."""
+        frame, name = self.left(module), self.names.get(id(module))
+        if frame is None or name is None or (frame.inner and not frame.counted.memory) or len(self.records) >= MOST_RECORDS:
             return
-        memory, (before, begin) = self.counters(), self.before
-        fields = self.fields("forward", module, tensors.new_bytes(outputs, inputs), sum(self.stack))
-        if memory and before:
-            fields["growth"] = memory["allocated"] - before["allocated"]
-        self.records.append(Record(name, at, begin, memory, fields))
-        first = next((tensor for tensor in tensors.tensors(outputs)), None)
-        node = None if first is None else first.grad_fn
-        if node is not None:
+        at, counted = self.clock().stamp(), self.counters()
+        if at is None:
+            return
+        fields: Dict[str, Any]
+        if frame.inner:
+            fields = {"direction": "forward", "modules": frame.inner}
+        else:
+            fields = self.fields("forward", module, tensors.new_bytes(outputs, inputs), sum(self.stack))
+        if counted.memory and frame.counted.memory:
+            fields["growth"] = counted.memory["allocated"] - frame.counted.memory["allocated"]
+        record = Record(name, at, frame.begin, counted, fields)
+        if self.history is not None and counted.place is not None and frame.counted.place is not None:
+            known = [{tensors.place(tensor)[1] for tensor in tensors.tensors(of)} for of in (inputs, outputs)]
+            record.kept = Kept(frame.counted.place, counted.place, *known)
+        self.records.append(record)
+        self.follow(record, module, outputs)
+
+    def follow(self, record: Record, module: Any, outputs: Any) -> None:
+        """Waits for the backward pass of a module."""
+        first = next((tensor for tensor in tensors.tensors(outputs) if tensor.grad_fn is not None), None)
+        if first is None:
+            return
+        if record.kept is not None or "modules" in record.fields:
+            # Before anything of its backward pass runs.
+            first.register_hook(lambda gradient: self.backward_begins(record, module))
+        node = first.grad_fn
+        if node is not None and "modules" not in record.fields:
             # On the graph and not on the module: a module's backward hooks forbid operations in place.
-            node.register_hook(lambda grad_inputs, grad_outputs: self.backward(name, module, grad_inputs, grad_outputs))
+            node.register_hook(lambda grad_inputs, grad_outputs: self.backward(record.name, module, grad_inputs, grad_outputs))
+
+    @guarded
+    def backward_begins(self, record: Record, module: Any) -> None:
+        at = self.clock().stamp() if self.is_active else None
+        if at is None or record.backward is not None:
+            return
+        counted = self.counters()
+        record.backward = counted.place
+        if "modules" in record.fields and len(self.records) < MOST_RECORDS:
+            fields = {"direction": "backward", "modules": record.fields["modules"]}
+            self.records.append(Record(record.name, at, None, counted, fields))
 
     @guarded
     def backward(self, name: str, module: Any, grad_inputs: Any, grad_outputs: Any) -> None:
@@ -229,13 +390,28 @@ def is_sharded(module: Any) -> bool:
     return any(kind.__name__ in ("FSDPModule", "FullyShardedDataParallel") for kind in type(module).__mro__)
 
 
-def is_compiled(modules: Iterable[Any]) -> bool:
-    """Whether something of the model, or a function that may contain it, has been compiled."""
-    for module in modules:
-        if module.__dict__.get("_compiled_call_impl") is not None or type(module).__name__ == "OptimizedModule":
-            return True
+def eager(model: Any) -> Optional[Dict[str, Any]]:
+    """The modules that may have hooks, by name: not those inside compiled ones, nor those that were compiled in place, whose
+    hooks are compiled with them. None if the model, or a function that may contain it, is compiled."""
+    if is_compiled(model):
+        return None
+    found: Dict[str, Any] = {}
+    compiled: List[str] = []
+    # Outer modules come before inner ones.
+    for name, module in model.named_modules(remove_duplicate=True):
+        if compiled and name.startswith(tuple(compiled)):
+            continue
+        if is_compiled(module):
+            compiled.append(name + ".")
+        if not is_compiled(module) or type(module).__name__ == "OptimizedModule":
+            found[name] = module
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    return bool(counters and counters["frames"].get("ok", 0))
+    return None if not compiled and counters and counters["frames"].get("ok", 0) else found
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether a module is compiled, in place or as a module of its own around it."""
+    return module.__dict__.get("_compiled_call_impl") is not None or type(module).__name__ == "OptimizedModule"
 
 
 def is_compiling() -> bool:

@@ -57,6 +57,8 @@ class Timeline:
         self.counters = counters
         # More attributes of a step, for its end.
         self.attributes: Callable[[int], Dict[str, Any]] = lambda number: {}
+        # The allocator's highest values, as attributes of a step whose batch size is known.
+        self.peaks: Callable[[], Dict[str, int]] = dict
         # The most samples of one pass of this step; 0 is not known.
         self.batch_size = 0
         self.open: List[str] = []
@@ -123,7 +125,10 @@ class Timeline:
         for name in list(self.open):
             self.put_end(name, at)
         self.step = None
+        counters = self.counters(True)
         attributes = self.attributes(number)
+        if self.batch_size:
+            attributes = {**attributes, **self.peaks()}
         seconds = collector.seconds_since(self.collected_ns)
         if seconds is not None:
             attributes = {**attributes, "gc_seconds": round(seconds, 6)}
@@ -133,4 +138,4 @@ class Timeline:
             tail = f',"attributes":{{"batch_size":{self.batch_size}}}'
         else:
             tail = _encode.attributes(attributes) if attributes else ""
-        self.put(_encode.step_heads(number)[1], at, tail + self.counters(True))
+        self.put(_encode.step_heads(number)[1], at, tail + counters)

@@ -13,7 +13,7 @@ import torch
 from .. import _mesh
 from .._marks import client
 from . import clock, optimizers, patches, tensors
-from .allocator import Counters, read
+from .allocator import Counters, counters_of, stats_of
 from .comm import Comm
 from .data import Batches, Data
 from .guard import Hook, Part, guarded
@@ -47,10 +47,12 @@ class Watch(Part):
         self.is_closed = False
         self.seen: Any = None
         # These keep nothing of the watch, as they end what is open after it.
-        self.timeline = Timeline(clock.HostClock(), Counters(weakly(self.read_counters)))
+        self.counters = Counters(weakly(self.read_stats))
+        self.timeline = Timeline(clock.HostClock(), self.counters)
+        self.timeline.peaks = weakly(self.peaks, {})
         self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
         device = weakly(self.get_device)
-        self.layers = Layers(model, options.layers_every, weakly(self.get_clock), device)
+        self.layers = Layers(model, options.layers_every, weakly(self.get_clock), device, options.start_step)
         self.comm = Comm(self.timeline, weakly(self.layers.gather))
         self.holdings = Holdings(model, self.optimizers, options.layers_every, device)
         self.oom = Oom(weakly(self.read_counters), options.snapshot_dir)
@@ -60,7 +62,7 @@ class Watch(Part):
     def attach(self) -> None:
         """Registers every hook."""
         self.loop.on_step += [weakly(self.follow_device), weakly(self.layers.begin_step)]
-        self.loop.on_backward_end += [weakly(self.layers.remove), weakly(self.look_at_gradients)]
+        self.loop.on_backward_end += [weakly(self.layers.backward_ended), weakly(self.look_at_gradients)]
         self.loop.version = weakly(self.version, 0)
         self.timeline.attributes = weakly(self.holdings.attributes, {})
         self.timeline.before_end.append(weakly(self.before_end))
@@ -126,9 +128,9 @@ class Watch(Part):
         self.timeline.before_end.append(weakly(self.comm.flush))
         self.loop.on_step.append(weakly(seen.groups_may_have_come))
 
-    def before_end(self, is_step_end: bool, _: object) -> None:
+    def before_end(self, is_step_end: bool, at: clock.Time) -> None:
         if is_step_end:
-            self.layers.end_step()
+            self.layers.end_step(at)
 
     def look_at_gradients(self) -> None:
         self.holdings.look_at_gradients(self.timeline.step)
@@ -184,10 +186,17 @@ class Watch(Part):
             # Tensors of the inference mode have none.
             return 0
 
-    def read_counters(self) -> Optional[Dict[str, int]]:
+    def read_stats(self) -> Optional[Dict[str, Any]]:
         if self.device is None or self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return None
-        return read(self.device)
+        return stats_of(self.device)
+
+    def peaks(self) -> Dict[str, int]:
+        return {**self.counters.peaks, **self.layers.take_largest()}
+
+    def read_counters(self) -> Optional[Dict[str, int]]:
+        stats = self.read_stats()
+        return None if stats is None else counters_of(stats)
 
     # The model.
 

@@ -1,7 +1,7 @@
 //! Which batch size fits.
 
 use crate::cli::terminal;
-use highwater_analysis::advise::batch::{Observed, Rank, read};
+use highwater_analysis::advise::batch::{Basis, Observed, Rank, read};
 use highwater_analysis::report::{Table, size};
 use std::fmt::{self, Write as _};
 use std::path::PathBuf;
@@ -22,7 +22,9 @@ pub(super) fn run(files: &[PathBuf], headroom_bytes: u64, json: bool) -> anyhow:
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes for people")]
 fn text(advised: &Rank) -> Result<String, fmt::Error> {
     let (mut out, fit) = (String::new(), &advised.fit);
-    let mut table = Table::new(["batch size", "peak", "steps"]);
+    let are_live_tensors = advised.basis == Basis::LiveTensors;
+    let peak = if are_live_tensors { "peak in live tensors" } else { "peak" };
+    let mut table = Table::new(["batch size", peak, "steps"]);
     for point in &fit.points {
         table.push([point.batch_size.to_string(), size(point.peak_bytes), point.steps.to_string()]);
     }
@@ -33,7 +35,7 @@ fn text(advised: &Rank) -> Result<String, fmt::Error> {
         format!("-{}", size(-fit.fixed_bytes as u64))
     };
     let per_sample = size(fit.bytes_per_sample as u64);
-    write!(out, "On rank {}, the peak is {fixed} and {per_sample} more for each sample", advised.rank)?;
+    write!(out, "On rank {}, the {peak} is {fixed} and {per_sample} more for each sample", advised.rank)?;
     match fit.error_bytes {
         Some(error) => writeln!(out, ", with an error of {}.", size(error as u64))?,
         None => writeln!(out, ". With two batch sizes, the error of this is not known.")?,
@@ -52,7 +54,16 @@ fn text(advised: &Rank) -> Result<String, fmt::Error> {
     if let Some(times) = fit.times_observed.filter(|times| *times > 2.0) {
         writeln!(out, "That is {times:.1} times the largest batch that was observed: approach it in steps.")?;
     }
-    if advised.several_in_one_process {
+    if let Some((outside, slack)) = advised.outside_bytes.zip(fit.slack_bytes) {
+        writeln!(
+            out,
+            "That leaves room for {} of the GPU's memory outside the job's allocator, and for {} that the allocator may need \
+             beside live tensors.",
+            size(outside),
+            size(slack)
+        )?;
+    }
+    if advised.several_in_one_process && !are_live_tensors {
         writeln!(
             out,
             "Several batch sizes ran in one process, whose allocator keeps blocks of each: with a process for each, more may fit."

@@ -16,7 +16,6 @@ pub(super) struct Advise {
         long,
         value_name = "FILE",
         required_unless_present_any = ["plans", "batches"],
-        requires = "checkpoints",
         conflicts_with_all = ["plans", "batches"]
     )]
     layers: Option<PathBuf>,

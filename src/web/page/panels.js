@@ -73,12 +73,17 @@ const LACKS_MEMORY = ["low_headroom", "allocator_thrash", "comm_starvation", "oo
 // What to change so that a job needs less memory, in sentences; none where nothing is known.
 function adviceOf(job, { checkpoints, batch }) {
   const said = [];
-  if (checkpoints?.split_modules.length && !checkpoints.missing_records) {
+  const of = checkpoints?.modules;
+  if (of?.modules.length && !checkpoints.missing_records) {
+    const names = of.modules.map((one) => one.name), more = names.length - 4;
+    said.push(`Checkpoint ${more > 0 ? `${names.slice(0, 4).join(", ")} and ${more} more` : names.join(", ")} of ${job}, each by itself: the peak of a step in live tensors should fall from ${gib(of.observed_peak_bytes)} to ${gib(of.predicted_peak_bytes)}.`
+      + (of.recomputed_seconds > 0 ? ` Forward passes that took ${(of.recomputed_seconds * 1e3).toFixed(1)} ms in the profiled step run a second time.` : ""));
+  } else if (checkpoints?.split_modules.length && !checkpoints.missing_records) {
     const { split_modules: at, max_memory: most, activation_bytes: all, observed_peak_bytes: observed, predicted_peak_bytes: predicted } = checkpoints;
     said.push(`Checkpoint activations of ${job} before ${at.join(", ")}: at most ${gib(most)} of them are then held at a time instead of ${gib(all)}.`
       + (observed === null || predicted === null ? "" : ` The allocator's peak, ${gib(observed)}, should fall to ${gib(predicted)}.`));
   }
-  if (batch?.largest_batch_size) said.push(`The largest batch of ${job} that stays below ${gib(batch.limit_bytes)} has ${batch.largest_batch_size} samples on each rank.`);
+  if (batch?.largest_batch_size) said.push(`The largest batch of ${job} whose ${batch.basis === "live_tensors" ? "live tensors stay" : "memory stays"} below ${gib(batch.limit_bytes)} has ${batch.largest_batch_size} samples on each rank.`);
   return said;
 }
 

@@ -36,7 +36,8 @@ class Profiles {
       this.chooser.say(`Rank ${rank} has sent no profile of its layers. highwater.torch.watch sends one (docs/python.md).`);
       return;
     }
-    const records = profile.records.map((one) => [one.layer, one.direction, one.time_unix_nano, one.allocated, one.reserved, one.growth, one.activations,
+    // A record around others has what theirs have.
+    const records = profile.records.filter((one) => one.modules === null).map((one) => [one.layer, one.direction, one.time_unix_nano, one.allocated, one.reserved, one.growth, one.activations,
       one.parameters, one.gathered, one.gathered_sum, one.duration_ns]);
     this.chooser.show({ title: `rank ${rank}${profile.step === null ? "" : `, step ${profile.step}`}`, records, missing: profile.missing, left_out: 0, totals: profile.totals });
   }

@@ -41,6 +41,8 @@ pub struct Fit {
     pub highest_peak_bytes: Option<u64>,
     /// The ratio of this batch size to the largest observed one.
     pub times_observed: Option<f64>,
+    /// What is needed beside the peak with the largest batch, bytes; `None` if nothing is.
+    pub slack_bytes: Option<u64>,
     /// What was observed, by batch size.
     pub points: Vec<BatchPeak>,
 }
@@ -52,6 +54,21 @@ const T: [f64; 30] = [
 ];
 /// No batch is larger.
 const MOST: u64 = 1 << 32;
+
+/// What is needed beside a peak.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Slack {
+    /// As a share of the peak.
+    pub share: f64,
+    /// For each sample, bytes.
+    pub per_sample: f64,
+}
+
+impl Slack {
+    fn at(self, batch: f64, peak: f64) -> f64 {
+        self.share * peak + self.per_sample * batch
+    }
+}
 
 /// A line through the points.
 struct Line {
@@ -114,7 +131,7 @@ pub enum FitError {
     NoGrowth,
 }
 
-/// The largest batch with which the peak stays at or below a limit.
+/// The largest batch with which the peak, and what is needed beside it, stays at or below a limit.
 ///
 /// # Errors
 /// There is no point, only one batch size, or memory does not grow with the batch size by more than its error.
@@ -124,7 +141,7 @@ pub enum FitError {
     clippy::cast_sign_loss,
     reason = "batches below 2^32, bytes below 2^53"
 )]
-pub fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64) -> Result<Fit, FitError> {
+pub(super) fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64, slack: Slack) -> Result<Fit, FitError> {
     points.sort_by_key(|point| (point.batch_size, point.peak_bytes));
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
         return Err(FitError::NoSteps);
@@ -136,7 +153,8 @@ pub fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64) -> Result<Fit, FitError
     if !line.is_certain() {
         return Err(FitError::NoGrowth);
     }
-    let fits = |batch: u64| line.high(batch as f64) <= limit_bytes as f64;
+    let beside = |batch: u64| slack.at(batch as f64, line.high(batch as f64));
+    let fits = |batch: u64| line.high(batch as f64) + beside(batch) <= limit_bytes as f64;
     // The first batch that does not fit.
     let (mut low, mut high) = (1, MOST);
     while low < high {
@@ -153,6 +171,7 @@ pub fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64) -> Result<Fit, FitError
         largest_batch_size: largest,
         predicted_peak_bytes: largest.map(|batch| bytes(line.at(batch as f64))),
         highest_peak_bytes: largest.filter(|_| line.error.is_some()).map(|batch| bytes(line.high(batch as f64))),
+        slack_bytes: largest.filter(|_| slack != Slack::default()).map(|batch| bytes(beside(batch))),
         times_observed: largest.map(|batch| batch as f64 / most_observed as f64),
         points,
     })
@@ -174,7 +193,8 @@ mod tests {
     /// The numbers are of an independent computation in Python.
     #[test]
     fn a_batch_is_advised_with_its_error() {
-        let fit = fit(points(&[(4, 1_403), (8, 1_799), (16, 2_593), (24, 3_405)]), 8_000 * MIB).expect("a line");
+        let fit = fit(points(&[(4, 1_403), (8, 1_799), (16, 2_593), (24, 3_405)]), 8_000 * MIB, Slack::default())
+            .expect("a line");
         let mib = |bytes: f64| bytes / MIB as f64;
         assert!((mib(fit.bytes_per_sample) - 100.050_847).abs() < 1e-4, "{}", mib(fit.bytes_per_sample));
         assert!((mib(fit.fixed_bytes) - 999.338_983).abs() < 1e-3, "{}", mib(fit.fixed_bytes));
@@ -187,15 +207,15 @@ mod tests {
 
     #[test]
     fn what_points_do_not_say_is_not_said() {
-        assert_eq!(fit(Vec::new(), MIB).err(), Some(FitError::NoSteps));
-        assert_eq!(fit(points(&[(32, 5), (32, 6)]), MIB).err(), Some(FitError::OneSize(32)));
+        assert_eq!(fit(Vec::new(), MIB, Slack::default()).err(), Some(FitError::NoSteps));
+        assert_eq!(fit(points(&[(32, 5), (32, 6)]), MIB, Slack::default()).err(), Some(FitError::OneSize(32)));
         for flat in [[(1, 50), (2, 50), (3, 50)], [(1, 50), (2, 40), (3, 30)], [(1, 50), (2, 90), (3, 55)]] {
-            assert_eq!(fit(points(&flat), 100 * MIB).err(), Some(FitError::NoGrowth), "{flat:?}");
+            assert_eq!(fit(points(&flat), 100 * MIB, Slack::default()).err(), Some(FitError::NoGrowth), "{flat:?}");
         }
-        let two = fit(points(&[(10, 200), (20, 300)]), 1_000 * MIB).expect("a line");
+        let two = fit(points(&[(10, 200), (20, 300)]), 1_000 * MIB, Slack::default()).expect("a line");
         assert_eq!((two.largest_batch_size, two.error_bytes, two.highest_peak_bytes), (Some(90), None, None));
         assert_eq!(two.times_observed, Some(4.5));
-        let full = fit(points(&[(10, 200), (20, 300)]), 109 * MIB).expect("a line");
+        let full = fit(points(&[(10, 200), (20, 300)]), 109 * MIB, Slack::default()).expect("a line");
         assert_eq!((full.largest_batch_size, full.predicted_peak_bytes), (None, None), "not even one sample");
     }
 
@@ -211,7 +231,7 @@ mod tests {
                 (batch, fixed + slope * batch + noise)
             }).collect();
             let line = Line::of(&points(&of));
-            if let Ok(fit) = fit(points(&of), limit * MIB) {
+            if let Ok(fit) = fit(points(&of), limit * MIB, Slack::default()) {
                 let high = |batch: u64| line.high(batch as f64);
                 let largest = fit.largest_batch_size.unwrap_or(0);
                 prop_assert!(largest == 0 || high(largest) <= (limit * MIB) as f64);

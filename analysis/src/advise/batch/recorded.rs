@@ -1,7 +1,7 @@
 //! The steps of a recording with their batch sizes.
 
-use super::ATTRIBUTE;
-use super::observed::{Observed, Run};
+use super::observed::{Observed, Peaks, Run};
+use super::{ALLOCATED_PEAK, ATTRIBUTE, LARGEST_ALLOCATION, RESERVED_PEAK};
 use highwater_core::source::OpenError;
 use highwater_engine::recording::FileProblem;
 use highwater_engine::recording::rows::{RecordingReader, json, needed, text};
@@ -14,6 +14,30 @@ const MOST_SIZES: usize = 1 << 20;
 const MOST_RANKS: usize = 1 << 12;
 const MOST_STEPS: usize = 1 << 22;
 
+/// What the attributes of a step say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizedStep {
+    /// Its batch size.
+    pub batch_size: u64,
+    allocated: Option<u64>,
+    reserved: Option<u64>,
+    largest: Option<u64>,
+}
+
+impl SizedStep {
+    /// Reads attributes by their names; `None` if there is no batch size.
+    pub fn of(attribute: impl Fn(&str) -> Option<u64>) -> Option<Self> {
+        let (allocated, reserved) = (attribute(ALLOCATED_PEAK), attribute(RESERVED_PEAK));
+        Some(Self { batch_size: attribute(ATTRIBUTE)?, allocated, reserved, largest: attribute(LARGEST_ALLOCATION) })
+    }
+
+    /// Its peaks, with the highest memory of its GPU, bytes.
+    #[must_use]
+    pub fn peaks(&self, gpu: u64) -> Peaks {
+        Peaks { gpu, allocated: self.allocated, reserved: self.reserved, largest: self.largest }
+    }
+}
+
 /// Adds the steps of a recording of highwater to what was observed. Of each GPU, `headroom_bytes` are to stay free.
 ///
 /// # Errors
@@ -23,7 +47,7 @@ pub fn read(path: &Path, headroom_bytes: u64, observed: &mut Observed) -> Result
     let devices = file.devices()?;
     let limit = |gpu: u32| Some(devices.get(&gpu)?.0.usable_bytes()?.saturating_sub(headroom_bytes));
     let mut ranks: BTreeMap<(String, u32), usize> = BTreeMap::new();
-    let mut sizes: HashMap<(usize, i64), u64> = HashMap::new();
+    let mut sizes: HashMap<(usize, i64), SizedStep> = HashMap::new();
     let mut problem = None;
     let query = "SELECT job, rank, at_ns, attributes FROM annotations
                  WHERE kind = 'step' AND event IN ('begin', 'end') AND attributes IS NOT NULL";
@@ -33,10 +57,10 @@ pub fn read(path: &Path, headroom_bytes: u64, observed: &mut Observed) -> Result
         0,
         |row| {
             let attributes: Option<BTreeMap<String, Value>> = json(row, 3)?;
-            let size = attributes.and_then(|of| of.get(ATTRIBUTE)?.as_u64());
+            let size = attributes.and_then(|of| SizedStep::of(|name| of.get(name)?.as_u64()));
             Ok((text(row, 0)?.ok_or(FileProblem::Missing("job".into()))?, needed(row, 1)?, needed(row, 2)?, size))
         },
-        |(job, rank, at_ns, size): (String, u32, i64, Option<u64>)| {
+        |(job, rank, at_ns, size): (String, u32, i64, Option<SizedStep>)| {
             let Some(size) = size else { return Ok(()) };
             let known = ranks.len();
             let nth = *ranks.entry((job, rank)).or_insert(known);
@@ -75,9 +99,9 @@ pub fn read(path: &Path, headroom_bytes: u64, observed: &mut Observed) -> Result
                 Some((*nth, *size))
             });
             let peak = peaks.binary_search_by_key(&id, |peak| peak.0).ok().map(|at| peaks[at]);
-            if let Some(((nth, size), (_, bytes, gpu))) = size.zip(peak) {
+            if let Some(((nth, sized), (_, bytes, gpu))) = size.zip(peak) {
                 let (run, limits) = runs.entry(nth).or_default();
-                run.add(size, bytes);
+                run.add(sized.batch_size, sized.peaks(bytes));
                 *limits = limits.iter().copied().chain(limit(gpu)).min();
             }
             Ok(())

@@ -7,7 +7,7 @@ use crate::varint::{put, take, unzigzag, zigzag};
 use crate::wire::{Direction, Layer};
 
 /// The most bytes of one record.
-pub(super) const MOST_RECORD_BYTES: usize = 112;
+pub(super) const MOST_RECORD_BYTES: usize = 160;
 /// Allocators align tensors to this, bytes: sizes are multiples of it.
 const ALIGNMENT: i64 = 512;
 
@@ -70,6 +70,10 @@ pub(super) fn encode(encoded: &mut Vec<u8>, last: &mut Last, record: &Numbered) 
         layer.gathered.is_some(),
         layer.gathered_sum.is_some(),
         layer.duration_ns.is_some(),
+        layer.modules.is_some(),
+        layer.peak.is_some(),
+        layer.held.is_some(),
+        layer.recompute.is_some(),
     ];
     let flags = known.iter().rev().fold(0, |flags, known| flags << 1 | u64::from(*known));
     let number = i64::try_from(*number).unwrap_or(i64::MAX);
@@ -98,6 +102,15 @@ pub(super) fn encode(encoded: &mut Vec<u8>, last: &mut Last, record: &Numbered) 
     }
     if let Some(bytes) = layer.gathered_sum {
         put_size(encoded, change(bytes, last.gathered_sum));
+    }
+    if let Some(modules) = layer.modules {
+        put(encoded, modules);
+    }
+    if let Some(bytes) = layer.peak {
+        put_size(encoded, change(bytes, allocated.unwrap_or(last.allocated)));
+    }
+    for bytes in [layer.held, layer.recompute].into_iter().flatten() {
+        put_size(encoded, bytes);
     }
     *last = last.after(flags, number, record);
 }
@@ -131,6 +144,18 @@ pub(super) fn decode(encoded: &[u8], at: &mut usize, last: &mut Last) -> Option<
         layer.gathered_sum = Some(changed(last.gathered_sum, take_size(encoded, at)?));
     }
     let allocated = grown.map(|grown| changed(last.allocated, grown));
+    if has(9) {
+        layer.modules = Some(take(encoded, at)?);
+    }
+    if has(10) {
+        layer.peak = Some(changed(allocated.unwrap_or(last.allocated), take_size(encoded, at)?));
+    }
+    if has(11) {
+        layer.held = Some(take_size(encoded, at)?);
+    }
+    if has(12) {
+        layer.recompute = Some(take_size(encoded, at)?);
+    }
     let record = Numbered { number: usize::try_from(number).ok()?, at_ns, allocated, reserved, layer };
     *last = last.after(flags, number, &record);
     Some(record)
@@ -156,13 +181,26 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_record() -> impl Strategy<Value = Numbered> {
-        let layer = (any::<bool>(), any::<Option<i64>>(), prop::array::uniform5(any::<Option<u64>>()));
+        let signed = prop::array::uniform3(any::<Option<i64>>());
+        let layer = (any::<bool>(), signed, prop::array::uniform7(any::<Option<u64>>()));
         (0_usize..4_096, any::<i64>(), any::<Option<u64>>(), any::<Option<u64>>(), layer).prop_map(
-            |(number, at_ns, allocated, reserved, (is_backward, growth, more))| {
-                let [activations, parameters, gathered, gathered_sum, duration_ns] = more;
+            |(number, at_ns, allocated, reserved, (is_backward, [growth, held, recompute], more))| {
+                let [activations, parameters, gathered, gathered_sum, duration_ns, modules, peak] = more;
                 let direction = if is_backward { Direction::Backward } else { Direction::Forward };
                 let known = Layer::new(direction);
-                let layer = Layer { growth, activations, parameters, gathered, gathered_sum, duration_ns, ..known };
+                let layer = Layer {
+                    growth,
+                    activations,
+                    parameters,
+                    gathered,
+                    gathered_sum,
+                    duration_ns,
+                    modules,
+                    peak,
+                    held,
+                    recompute,
+                    ..known
+                };
                 Numbered { number, at_ns, allocated, reserved, layer }
             },
         )

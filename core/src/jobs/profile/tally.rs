@@ -18,7 +18,7 @@ pub struct Totals {
     pub parameters: Option<u64>,
     /// Sum of what was gathered.
     pub gathered: Option<u64>,
-    /// The most that was in live tensors after a layer.
+    /// The most that was in live tensors after a layer, or at all where the records say it.
     pub allocated_max: Option<u64>,
     /// The most that the allocator held after a layer.
     pub reserved_max: Option<u64>,
@@ -52,14 +52,19 @@ pub struct Tallied {
 impl Tally {
     /// Adds a record of the layer with this number, and the allocator's counters after it, bytes.
     pub fn add(&mut self, number: usize, allocated: Option<u64>, reserved: Option<u64>, layer: &Layer) {
-        let (sums, totals) = (self.each.entry(number).or_default(), &mut self.totals);
+        let totals = &mut self.totals;
+        totals.allocated_max = totals.allocated_max.max(allocated).max(layer.peak);
+        totals.reserved_max = totals.reserved_max.max(reserved);
+        if layer.is_around_others() {
+            // The records inside it have all of it.
+            return;
+        }
+        let sums = self.each.entry(number).or_default();
         sums.parameters = sums.parameters.max(layer.parameters);
         if layer.direction == Direction::Forward {
             add(&mut sums.activations, layer.activations);
         }
         add(&mut totals.gathered, layer.gathered);
-        totals.allocated_max = totals.allocated_max.max(allocated);
-        totals.reserved_max = totals.reserved_max.max(reserved);
     }
 
     /// The totals, and at most `most` layers with the most activations, the largest first. Of equal ones, the lower number.

@@ -1,0 +1,141 @@
+"""The history of one step's allocations: what was in live tensors at most, and what the backward pass keeps of each module.
+
+The allocator's counters at a module's begin and end do not show what it held in between. PyTorch's history of allocations
+does, event by event; it is recorded for one step, without stacks, and read once. Events are counted like the counters count
+them, so that a hook knows its place in the history without a clock.
+"""
+
+import bisect
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import torch
+
+# A step with more events of the allocator has no history: reading it would hold up the job.
+MOST_EVENTS = 50_000
+# The allocator rounds each size up to a multiple of this, bytes.
+ALIGNMENT = 512
+# Where a history began, and its events.
+Raw = Tuple["Place", List[Dict[str, Any]]]
+# Events that change what is in live tensors, and by which sign.
+SIGNS = {"alloc": 1, "free_requested": -1}
+
+
+class Place(NamedTuple):
+    """Where in the history something happened, and what was in live tensors then, bytes."""
+
+    event: int
+    allocated: int
+
+
+class Kept(NamedTuple):
+    """What a forward pass of a module was given and gave: its begin and end, and the storages by their addresses."""
+
+    begin: Place
+    end: Place
+    inputs: Set[int]
+    outputs: Set[int]
+
+
+def counted(stats: Dict[str, Any]) -> int:
+    """How many events there have been in this process, by the allocator's counters."""
+    allocations = stats["allocation"]["all"]
+    return int(allocations["allocated"]) + int(allocations["freed"])
+
+
+def place_of(stats: Dict[str, Any]) -> Place:
+    return Place(counted(stats), int(stats["allocated_bytes"]["all"]["current"]))
+
+
+class History:
+    """Records the allocations of a step of one device."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.is_on = False
+        self.begin: Optional[Place] = None
+
+    def start(self) -> bool:
+        """Begins, unless the job records a history of its own. Says whether it did."""
+        is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        if is_recording is None or is_recording():
+            return False
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=3 * MOST_EVENTS)
+        self.is_on = True
+        self.begin = place_of(torch._C._cuda_memoryStats(self.index))
+        return True
+
+    def stop(self) -> Optional[Raw]:
+        """Ends, and returns where it began and what happened since; None if there was too much."""
+        if not self.is_on:
+            return None
+        begin, ended = self.begin, counted(torch._C._cuda_memoryStats(self.index))
+        self.is_on = False
+        try:
+            if begin is None or ended - begin.event > MOST_EVENTS:
+                return None
+            traces = torch._C._cuda_memorySnapshot(None)["device_traces"]
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        events = [each for each in traces[self.index] if each["action"] in SIGNS] if self.index < len(traces) else []
+        # Anything else has counted events that the history lacks, or the other way round: no place would be right.
+        return (begin, events) if len(events) == ended - begin.event else None
+
+
+class Events:
+    """The events of a step in order."""
+
+    def __init__(self, begin: Place, events: Sequence[Dict[str, Any]]) -> None:
+        self.begin = begin
+        # What is in live tensors after each event, and before the first.
+        self.live = [begin.allocated]
+        # By the number of the event that made it: an allocation's address, its size, and the event that freed it, if one did.
+        self.made: Dict[int, Tuple[int, int, Optional[int]]] = {}
+        # The events that allocated at an address.
+        self.at: Dict[int, List[int]] = {}
+        for nth, each in enumerate(events):
+            size, address = -(-int(each["size"]) // ALIGNMENT) * ALIGNMENT, int(each["addr"])
+            self.live.append(self.live[-1] + SIGNS[each["action"]] * size)
+            known = self.at.setdefault(address, [])
+            if SIGNS[each["action"]] > 0:
+                self.made[nth] = (address, size, None)
+                known.append(nth)
+            elif known and self.made[known[-1]][2] is None:
+                self.made[known[-1]] = (address, self.made[known[-1]][1], nth)
+
+    def nth(self, place: Place) -> int:
+        """How many events there were before a place."""
+        return min(max(0, place.event - self.begin.event), len(self.live) - 1)
+
+    def peak(self, since: Place, until: Place) -> int:
+        """What was in live tensors at most between two places, bytes. Sizes in the history are those that were asked for, so
+        it is relative to what the counters said at the first."""
+        live = self.live[self.nth(since): self.nth(until) + 1] or [0]
+        return max(max(live) - live[0] + since.allocated, until.allocated)
+
+    def recompute(self, module: Kept, backward: Place) -> int:
+        """By how much live tensors would grow at most if a module's forward pass ran again where its backward pass begins,
+        bytes. Outputs that its own backward pass needs, as those of an operation in place, are live there now and would not
+        be."""
+        first, last, begins = self.nth(module.begin), self.nth(module.end), self.nth(backward)
+        grown = max(self.live[first: last + 1]) - self.live[first]
+        for nth in range(first, last):
+            address, size, freed = self.made.get(nth, (0, 0, None))
+            if address in module.outputs and (freed is None or freed >= begins):
+                grown -= size
+        return grown
+
+    def held(self, module: Kept, backward: Place) -> int:
+        """By how much less there would be in live tensors between a module's forward and its backward pass if it were
+        checkpointed, bytes: what it allocated and its backward pass frees, without its outputs, less the inputs that nothing
+        else keeps until then."""
+        first, last, begins = self.nth(module.begin), self.nth(module.end), self.nth(backward)
+        own = (self.made[nth] for nth in range(first, last) if nth in self.made)
+        freed_later = ((address, size) for address, size, freed in own if freed is not None and freed >= begins)
+        held = sum(size for address, size in freed_later if address not in module.outputs)
+        for address in module.inputs:
+            before = self.at.get(address, [])
+            nth = bisect.bisect_left(before, first) - 1
+            _, size, freed = self.made[before[nth]] if nth >= 0 else (0, 0, None)
+            if freed is not None and last <= freed < begins:
+                held -= size
+        return held
