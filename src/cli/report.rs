@@ -5,11 +5,11 @@ use super::terminal;
 use anyhow::Context as _;
 use clap::Args;
 use highwater_analysis::import::polled::Hints;
-use highwater_analysis::kineto::{MOST_EVENTS, Ranks, RanksError};
 use highwater_analysis::report::{
     Comparison, Condition, Printed, Report, Room, Traced, comparison_of_ranks, json, page, perfetto, picture, ranks,
     summary, together,
 };
+use highwater_analysis::timeline::{MOST_EVENTS, Ranks, RanksError};
 use highwater_engine::files::read_at_most;
 use highwater_engine::offline;
 use highwater_engine::recording::printable;

@@ -4,7 +4,7 @@ use super::folder::Folder;
 use super::import::import;
 use highwater_analysis::advise::recompute::{Dims, Offer, choose};
 use highwater_analysis::advise::{ProfileChoice, checkpoints, recompute};
-use highwater_analysis::kineto;
+use highwater_analysis::{kineto, timeline};
 use std::fs;
 
 /// Reads a file whose kind the first byte says: layers, a trace, or a log.
@@ -30,14 +30,14 @@ pub fn framework(data: &[u8]) {
         }),
         1 => {
             let Ok(trace) = kineto::read(data) else { return };
-            if let Ok(analysis) = kineto::analyse(&trace) {
+            if let Ok(analysis) = timeline::analyse(&trace) {
                 for step in &analysis.steps {
                     assert_eq!(step.busy_ns + step.idle_ns, step.window_ns, "the GPU is busy or idle");
                 }
             }
             let Ok(mut other) = kineto::read(data) else { return };
             other.rank = Some(trace.rank.map_or(1, |rank| rank ^ 1));
-            let _ = kineto::compare(&[&trace, &other]);
+            let _ = timeline::compare(&[&trace, &other]);
         }
         _ => {
             let log = recompute::read(data).expect("a slice can be read");

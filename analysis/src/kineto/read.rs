@@ -7,9 +7,8 @@
 use super::bytes::{Allowance, Repaired};
 use super::event::{Event, Into};
 use super::reading::Reading;
-use super::trace::{DeviceProperties, Trace};
 use super::value::{WHOLE, pass_over, pass_over_scalars};
-use super::{MOST_EVENTS, MOST_NAME_BYTES};
+use crate::timeline::{DeviceProperties, MOST_EVENTS, MOST_NAME_BYTES, Trace};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -57,7 +56,7 @@ pub fn read(from: impl Read) -> Result<Trace, TraceError> {
             return Err(TraceError::TooLarge(format!("it has more than {bounds}")));
         }
         Err(error) if error.is_eof() || error.io_error_kind() == Some(ErrorKind::UnexpectedEof) => {
-            file.reading.trace.is_cut_short = true;
+            file.reading.trace().is_cut_short = true;
         }
         Err(error) if error.io_error_kind() == Some(ErrorKind::FileTooLarge) => {
             return Err(TraceError::TooLarge(error.to_string()));
@@ -125,14 +124,14 @@ impl<'de> Visitor<'de> for Document<'_> {
                 Member::Events => members.next_value_seed(Events(file))?,
                 Member::Base => {
                     let base = members.next_value_seed(WHOLE)?;
-                    file.reading.trace.base_ns = base.and_then(|base| i64::try_from(base).ok());
+                    file.reading.trace().base_ns = base.and_then(|base| i64::try_from(base).ok());
                 }
-                Member::Distributed => members.next_value_seed(Distributed(&mut file.reading.trace))?,
+                Member::Distributed => members.next_value_seed(Distributed(file.reading.trace()))?,
                 Member::Devices => {
                     let text = members.next_value::<Box<RawValue>>()?;
                     // Of an odd type, it counts as absent.
                     let found = serde_json::from_str::<Vec<DeviceProperties>>(text.get()).unwrap_or_default();
-                    file.reading.trace.properties = found.into_iter().take(MOST_DEVICES).collect();
+                    file.reading.trace().properties = found.into_iter().take(MOST_DEVICES).collect();
                 }
                 Member::Rank | Member::WorldSize | Member::Other => drop(members.next_value::<IgnoredAny>()?),
             }
@@ -209,9 +208,8 @@ impl<'de> Visitor<'de> for Distributed<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::collective::Kind;
-    use super::super::trace::{MemoryEvent, Op, Work};
     use super::*;
+    use crate::timeline::{Kind, MemoryEvent, Op, Work};
 
     /// A kernel, and the call that launched it.
     const KERNEL: &str = r#"{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10.5, "dur": 2.25,

@@ -8,7 +8,7 @@
 use super::model::Report;
 use super::printed::Printed;
 use super::table::{Table, milliseconds};
-use crate::kineto::Step;
+use crate::timeline::Step;
 use highwater_core::wire::Kind;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};

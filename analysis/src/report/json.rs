@@ -5,7 +5,7 @@ use super::layers::Profile;
 use super::model::{Gpu, Report};
 use super::spans::{Row, Span};
 use super::{advised, allocator};
-use crate::kineto::{Ranks, RanksError};
+use crate::timeline::{Ranks, RanksError};
 use highwater_core::gpu::Parts;
 use highwater_core::source::provenance;
 use highwater_engine::recording::{Allocator, Times};

@@ -6,7 +6,7 @@ use super::compare::Comparison;
 use super::layers::Profile;
 use super::model::{Gpu, Report};
 use super::{advised, axis, incidents, logged, packed, text, trace};
-use crate::kineto::{Ranks, RanksError};
+use crate::timeline::{Ranks, RanksError};
 use crate::viewer::Page;
 use highwater_engine::recording::Times;
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use super::printed::Printed;
 use super::spans::Span;
 use super::table::{Table, milliseconds, size, size_if};
 use super::{advised, allocator, logged, trace};
-use crate::kineto::{Analysis, Ranks, RanksError};
+use crate::timeline::{Analysis, Ranks, RanksError};
 use highwater_core::wire::Kind;
 use highwater_engine::recording::{Times, printable};
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Tests of what the comparison of several ranks reports.
 
 use super::story::trace;
-use crate::kineto::{Kind, RankShare, Ranks, RanksError, Trace, compare};
+use crate::timeline::{Kind, RankShare, Ranks, RanksError, Trace, compare};
 
 /// Two ranks whose clocks began 100 µs apart.
 fn compared(first: &str, second: &str) -> Ranks {
@@ -155,6 +155,7 @@ fn traces_that_are_not_of_different_ranks_are_refused() {
     let one = || trace(None, 3, "nccl AllReduce 1..2");
     assert_eq!(compare(&[&one()]).err(), Some(RanksError::TooFew));
     assert_eq!(compare(&[&one(), &one()]).err(), Some(RanksError::SameRank(3)));
-    let unknown = Trace { rank: None, ..one() };
+    let mut unknown = one();
+    unknown.rank = None;
     assert_eq!(compare(&[&unknown, &one()]).err(), Some(RanksError::NoRank));
 }

@@ -4,7 +4,8 @@
 //! What the module says has to equal what is computed here in another way: from all of the JSON at once, with times from
 //! floats, by one walk over all begins and ends that counts what is running.
 
-use crate::kineto::{Analysis, Kind, Trace, analyse, compare, read};
+use crate::kineto::read;
+use crate::timeline::{Analysis, CollectiveUsage, Kind, Trace, analyse, compare};
 use flate2::read::MultiGzDecoder;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -163,7 +164,7 @@ fn check(path: &Path) -> Analysis {
     let of = |what| events.iter().filter(move |event| event.what == what);
     let usages = || analysis.steps.iter().flat_map(|step| &step.collectives);
     assert!(usages().all(|usage| usage.kind == Kind::AllReduce));
-    let sum = |of: fn(&super::super::CollectiveUsage) -> u64| usages().map(of).sum::<u64>();
+    let sum = |of: fn(&CollectiveUsage) -> u64| usages().map(of).sum::<u64>();
     assert_eq!(sum(|usage| usage.count), of(What::Collective).count() as u64);
     assert_eq!(sum(|usage| usage.total_ns) as i64, of(What::Collective).map(|e| e.end - e.begin).sum::<i64>());
     // All messages are of two bytes for each element, but for three of one number of four.

@@ -1,7 +1,7 @@
 //! Tests of what the analysis reports about steps.
 
 use super::story::trace;
-use crate::kineto::{Activity, Analysis, Idle, Kind, NothingOnGpu, Step, Stretch, analyse, analyse_and_draw};
+use crate::timeline::{Activity, Analysis, Idle, Kind, NothingOnGpu, Step, Stretch, analyse, analyse_and_draw};
 
 fn analysed(lines: &str) -> Analysis {
     analyse(&trace(Some(1_000_000), 0, lines)).expect("work")

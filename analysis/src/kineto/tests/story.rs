@@ -7,7 +7,8 @@
 //! nccl AllReduce 50..90 launched 26 group 0 seq 7 bytes 4096 of 2
 //! ```
 
-use super::super::{Trace, read};
+use crate::kineto::read;
+use crate::timeline::Trace;
 
 /// A trace of these lines, as Kineto writes it, whose clock begins at 1970 plus `base` nanoseconds.
 pub fn trace(base: Option<u64>, rank: u64, lines: &str) -> Trace {

@@ -5,12 +5,13 @@
 //! Invariant: numbers are of all events, and only what is drawn is joined and thinned.
 
 use crate::import::bytes_of;
-use crate::kineto::{self, Activity, Op, Stretch, Trace};
+use crate::kineto;
 use crate::report::curve::Point;
 use crate::report::model::{Gpu, Origin, Report};
 use crate::report::room::Room;
 use crate::report::spans::{Ended, Spans};
 use crate::report::trace::Traced;
+use crate::timeline::{self, Activity, Op, Stretch, Trace};
 use highwater_core::gpu::Device;
 use highwater_core::jobs::EndedBy;
 use highwater_core::source::OpenError;
@@ -42,7 +43,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     let rank = trace.rank.and_then(|rank| u32::try_from(rank).ok()).unwrap_or(0);
     let (mut spans, mut far) = (Spans::new(room.spans, Vec::new()).sampled(false), 0);
     let (mut begin_ns, mut end_ns) = (i64::MAX, i64::MIN);
-    let analysis = kineto::analyse_and_draw(&trace, |stretch| {
+    let analysis = timeline::analyse_and_draw(&trace, |stretch| {
         if !is_near(stretch.begin_ns) || !is_near(stretch.end_ns) {
             far += 1;
             return;
@@ -51,7 +52,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         (begin_ns, end_ns) = (begin_ns.min(ended.begin_ns), end_ns.max(ended.end_ns));
         spans.push(ended);
     });
-    let levels = kineto::levels(&trace);
+    let levels = timeline::levels(&trace);
     let analysis = match analysis {
         Err(error) if levels.is_empty() => return Err(refuse("recording_unreadable", path, error)),
         analysis => analysis.ok(),

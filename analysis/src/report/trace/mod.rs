@@ -5,7 +5,7 @@
 
 mod text;
 
-use crate::kineto::{Analysis, Trace};
+use crate::timeline::{Analysis, Trace};
 use serde_json::{Value, json};
 
 pub(super) use text::{headline, write_kernels, write_ranks, write_trace};

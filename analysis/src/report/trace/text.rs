@@ -1,9 +1,9 @@
 //! Traces of PyTorch's profiler: what the GPU did in each step, and how long ranks waited for each other.
 
-use crate::kineto::{Analysis, Kind, Ranks, Step};
 use crate::report::printed::Printed;
 use crate::report::spans::{Row, Spans};
 use crate::report::table::{Table, size, size_if};
+use crate::timeline::{Analysis, Kind, Ranks, Step};
 use highwater_core::wire::Kind as WireKind;
 use highwater_engine::recording::printable;
 use std::cmp::Reverse;

@@ -35,7 +35,7 @@ pub struct Op {
     /// What it was.
     pub work: Work,
     /// The number of its name in the trace; `None` if there was no room for the name.
-    pub(super) name: Option<u32>,
+    pub(crate) name: Option<u32>,
 }
 
 /// A change of what the allocator had given out on a GPU.

@@ -44,7 +44,7 @@ pub struct Collective {
     pub group_size: Option<u64>,
     /// Its number within its process group.
     pub sequence: Option<u64>,
-    pub(super) group: Option<u32>,
+    pub(crate) group: Option<u32>,
     pub(super) name: u32,
 }
 
@@ -119,7 +119,7 @@ pub(super) fn looks_like_one(name: &str) -> bool {
 }
 
 /// The bytes of one element of a type as PyTorch names it.
-pub(super) fn element_bytes(dtype: &str) -> Option<u64> {
+pub(crate) fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "Byte" | "Char" | "Bool" | "QInt8" | "QUInt8" => Some(1),
         "Short" | "Half" | "BFloat16" | "UInt16" => Some(2),

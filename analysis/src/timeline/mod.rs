@@ -1,0 +1,36 @@
+//! What the GPUs did in each step, whichever profiler recorded it.
+//!
+//! Enters: what ran on the GPUs of one process, the calls that launched it, and the host's steps, from a reader of some format.
+//! Leaves: by step, how long each GPU computed, communicated and was idle, and why; the levels of the allocator, if they were
+//! profiled; for several ranks, how long each waited for the others in collectives. Invariants: memory is
+//! bounded by [`MOST_EVENTS`] and [`MOST_NAME_BYTES`], not by the file; time in which several streams are busy counts
+//! once; what is not known is `None`, never 0. Absent on purpose: reading files, and how the answers are shown.
+
+mod analyse;
+mod builder;
+mod collective;
+mod idle;
+mod intervals;
+mod memory;
+mod names;
+mod ranks;
+mod steps;
+mod trace;
+mod usage;
+mod waits;
+
+pub use analyse::{Activity, Analysis, NothingOnGpu, Step, Stretch, analyse, analyse_and_draw};
+pub(crate) use builder::{Builder, Full, Parameters, Run};
+pub(crate) use collective::element_bytes;
+pub use collective::{Collective, Kind};
+pub use idle::Idle;
+pub use memory::{AllocatorLevel, Levels, levels};
+pub use ranks::{Clocks, KindShare, RankShare, Ranks, RanksError, compare};
+pub use trace::{DeviceProperties, MemoryEvent, Op, Trace, Work};
+pub use usage::CollectiveUsage;
+
+/// The most events of one trace that are kept: what ran on a GPU, the calls that launched it, steps and data loading.
+/// Reading and analysing a trace of that many kernels took 412 MB.
+pub const MOST_EVENTS: usize = 4 << 20;
+/// The most bytes of different names: process groups and the kernels of collectives.
+pub const MOST_NAME_BYTES: usize = 1 << 20;
