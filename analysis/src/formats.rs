@@ -93,14 +93,16 @@ const FORMATS: [Known; 14] = [
     },
     Known {
         format: FileFormat::NsightSystems,
-        name: "SQLite of Nsight Systems (nsys profile --cuda-memory-usage=true)",
+        name: "SQLite of Nsight Systems (nsys export -t sqlite)",
         row: [
-            "SQLite of Nsight Systems (`--cuda-memory-usage=true`, `nsys export -t sqlite`): table \
-             `CUDA_GPU_MEMORY_USAGE_EVENTS`",
+            "[SQLite of Nsight Systems](#exports-of-nsight-systems) (`nsys export -t sqlite`)",
             "Unix times, if it has the session's begin",
-            "memory that CUDA itself takes, phases",
+            "memory that CUDA itself takes; all of it without `--cuda-memory-usage=true`",
         ],
-        sniff: |head| head.has_table(nsight::TABLE),
+        sniff: |head| {
+            let has_any = || nsight::WORK.into_iter().chain([nsight::RANGES]).any(|table| head.has_table(table));
+            head.has_table(nsight::MEMORY) || head.has_table("StringIds") && has_any()
+        },
     },
     Known {
         format: FileFormat::TorchSnapshot,
@@ -358,8 +360,7 @@ impl<'a> Head<'a> {
     fn known_otherwise(&self) -> Option<&'static str> {
         let is_of_nsight = self.path.extension().is_some_and(|ending| ending == "nsys-rep" || ending == "qdrep");
         is_of_nsight.then_some(
-            "is a report of Nsight Systems, which has the memory of GPUs if it was recorded with --cuda-memory-usage=true: \
-             `nsys export -t sqlite FILE` makes the SQLite that highwater reads",
+            "is a report of Nsight Systems: `nsys export -t sqlite FILE` makes the SQLite that highwater reads",
         )
     }
 
@@ -370,9 +371,18 @@ impl<'a> Head<'a> {
             Ok(_) if self.has_table("CUPTI_ACTIVITY_KIND_RUNTIME") && self.has_table("StringTable") => self.refused(
                 "is a profile of nvprof without the memory of GPUs: record it with --track-memory-allocations on",
             ),
-            Ok(_) if self.has_table("StringIds") => self.refused(
-                "is an export of Nsight Systems without the memory of GPUs: record it with --cuda-memory-usage=true",
-            ),
+            Ok(_) if self.has_table("StringIds") => {
+                let parts = [
+                    ("CUPTI_ACTIVITY_KIND_RUNTIME", "calls of CUDA"),
+                    ("OSRT_API", "calls of the operating system"),
+                ];
+                let has: Vec<&str> = parts.iter().filter(|(table, _)| self.has_table(table)).map(|(_, name)| *name).collect();
+                let has = if has.is_empty() { String::new() } else { format!(" (it has {})", has.join(", ")) };
+                self.refused(&format!(
+                    "is an export of Nsight Systems in which nothing ran on a GPU{has}: record it with --trace=cuda,nvtx, and with \
+                     --cuda-memory-usage=true for memory"
+                ))
+            }
             Ok(_) => self.refused(&none_of_them()),
         })
     }

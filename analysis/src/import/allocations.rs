@@ -276,7 +276,7 @@ mod tests {
         assert!(refused("CREATE TABLE t (a)").contains("is of no format that highwater reads"));
         assert!(refused(NVPROF).contains("it has no memory of any GPU: record it with --track-memory-allocations on"));
         assert!(refused(NSIGHT).contains("it has no memory of any GPU: record it with --cuda-memory-usage=true"));
-        assert!(refused("CREATE TABLE StringIds (id, value)").contains("record it with --cuda-memory-usage=true"));
+        assert!(refused("CREATE TABLE StringIds (id, value)").contains("--cuda-memory-usage=true for memory"));
         let nvprof = "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (a); CREATE TABLE StringTable (a)";
         assert!(refused(nvprof).contains("record it with --track-memory-allocations on"));
         // A view could be a query without an end.

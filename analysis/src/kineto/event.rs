@@ -94,6 +94,11 @@ impl Event {
         }
     }
 
+    /// Whether it is an operator of the host, and not an annotation.
+    pub(super) fn is_operator(&self) -> bool {
+        self.category.eq_ignore_ascii_case("cpu_op") || self.category.eq_ignore_ascii_case("operator")
+    }
+
     /// When it began and ended, if both are known and in that order.
     pub(super) fn times(&self) -> Option<(i64, i64)> {
         let (begin_ns, duration_ns) = (self.begin_ns?, self.duration_ns?);

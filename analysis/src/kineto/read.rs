@@ -357,6 +357,52 @@ mod tests {
     }
 
     #[test]
+    fn kernels_are_joined_with_the_operator_that_launched_them_unless_its_number_is_only_the_correlation() {
+        let of = |external: u64| {
+            let trace = events(&format!(
+                r#"{{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 9, "dur": 3, "args": {{"correlation": 7, "External id": {external}}}}},
+                {{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "args": {{"External id": 5}}}},
+                {{"ph": "X", "cat": "user_annotation", "name": "forward", "ts": 1, "dur": 1, "args": {{"External id": 6}}}},
+                {{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 3, "dur": 1, "args": {{"External id": 7}}}}"#
+            ));
+            let times = trace.operators?;
+            Some(times.into_iter().map(|of| (of.operator, of.count, of.total_ns)).collect::<Vec<_>>())
+        };
+        assert_eq!(of(5), Some(vec![(Some("aten::mm".to_owned()), 1, 3_000)]));
+        assert_eq!((of(7), of(6)), (None, None));
+    }
+
+    #[test]
+    fn sends_and_receives_that_the_host_calls_an_all_to_all_are_one() {
+        let kernel = |correlation: u64, launched: u64| {
+            format!(
+                r#"{{"ph": "X", "cat": "kernel", "name": "ncclKernel_SendRecv(x)", "ts": 90, "dur": 3, "args": {{"correlation": {correlation}}}}},
+                {{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": {launched}, "dur": 1, "args": {{"correlation": {correlation}}}}}"#
+            )
+        };
+        let annotation = |name: &str, begin: u64, end: u64| {
+            let long = end - begin;
+            format!(
+                r#"{{"ph": "X", "cat": "user_annotation", "name": "{name}", "ts": {begin}, "dur": {long}, "args": {{"External id": 9}}}}"#
+            )
+        };
+        let all = [
+            kernel(1, 15),
+            kernel(2, 25),
+            kernel(3, 32),
+            kernel(4, 45),
+            annotation("nccl:all_to_all", 10, 20),
+            annotation("nccl:all_to_all", 30, 40),
+            annotation("nccl:all_reduce", 31, 33),
+            annotation("nccl:send", 44, 46),
+        ];
+        let trace = events(&all.join(","));
+        let kinds: Vec<Kind> = trace.collectives.iter().map(|collective| collective.kind).collect();
+        // Outside of any annotation, and in two of different kinds, only the kernel's name counts.
+        assert_eq!(kinds, [Kind::AllToAll, Kind::SendRecv, Kind::SendRecv, Kind::SendRecv]);
+    }
+
+    #[test]
     fn what_pytorch_knows_of_a_collective_is_taken_from_its_operator_if_need_be() {
         let trace = events(
             r#"{"ph": "X", "cat": "kernel", "name": "ncclKernel_SendRecv(x)", "ts": 1, "dur": 3,

@@ -3,12 +3,14 @@
 //! Enters: events in any order. Leaves: a [`Trace`]. Invariants: the file is read once; the builder bounds what is kept.
 
 use super::event::{Args, Category, Event};
-use crate::timeline::{Builder, Full, Kind, MemoryEvent, Parameters, Run, Trace, element_bytes};
+use crate::timeline::{Builder, Full, GpuRun, Kind, MemoryEvent, Parameters, Trace, element_bytes};
 
 /// PyTorch's numbers of the kinds of devices that are GPUs: CUDA and HIP.
 const GPUS: [u64; 2] = [1, 6];
 /// The operator in which PyTorch writes down what it passes to NCCL.
 const PARAMETERS: &str = "record_param_comms";
+/// What the annotations around NCCL's calls begin with.
+const ANNOUNCED: &str = "nccl:";
 
 /// The events so far.
 #[derive(Default)]
@@ -42,7 +44,9 @@ impl Reading {
             return Ok(());
         };
         let correlation = event.args.correlation.unwrap_or(0);
-        let run = || Run { device: device(event), begin_ns, end_ns, correlation };
+        // Versions before PyTorch 2.0 write the correlation there, which may be the number of any operator.
+        let operator = event.args.external.filter(|external| Some(*external) != event.args.correlation);
+        let run = || GpuRun { device: device(event), begin_ns, end_ns, correlation, operator };
         match category {
             Category::Kernel => self.take_kernel(event, run()),
             Category::Memory => self.builder.take_copy(run(), &event.name),
@@ -53,10 +57,10 @@ impl Reading {
         }
     }
 
-    fn take_kernel(&mut self, event: &Event, run: Run) -> Result<(), Full> {
+    fn take_kernel(&mut self, event: &Event, run: GpuRun) -> Result<(), Full> {
         let kernel = self.builder.kernel(&event.name, !event.args.collective.is_empty())?;
         let known = self.parameters_of(event)?;
-        self.builder.take_kernel(run, kernel, known, event.args.external)
+        self.builder.take_kernel(run, kernel, known)
     }
 
     fn take_allocation(&mut self, event: &Event) -> Result<(), Full> {
@@ -73,11 +77,17 @@ impl Reading {
     }
 
     fn take_host(&mut self, event: &Event, begin_ns: i64, end_ns: i64) -> Result<(), Full> {
+        if let Some(number) = event.args.external.filter(|_| event.is_operator()) {
+            self.builder.take_operator(number, &event.name);
+        }
         if let Some(number) = event.name.strip_prefix("ProfilerStep#").and_then(|number| number.parse().ok()) {
             return self.builder.take_step(number, begin_ns, end_ns);
         }
         if event.name.contains("DataLoader") {
             return self.builder.take_loading(begin_ns, end_ns);
+        }
+        if let Some(kind) = event.name.strip_prefix(ANNOUNCED).map(Kind::of).filter(|kind| *kind != Kind::Unknown) {
+            return self.builder.take_announcement(kind, begin_ns, end_ns);
         }
         let external = event.args.external.filter(|_| event.name == PARAMETERS);
         let Some(external) = external else { return Ok(()) };
@@ -135,6 +145,7 @@ mod tests {
             ("user_annotation", "ProfilerStep#3", 1),
             ("cpu_op", "enumerate(DataLoader)#x", 1),
             ("cpu_op", "record_param_comms", 4),
+            ("user_annotation", "nccl:all_to_all", 1),
         ] {
             let with = |kept| Reading { builder: Builder::with(kept) }.take(&event(category, name));
             assert!(with(MOST_EVENTS - room).is_ok(), "{name}");

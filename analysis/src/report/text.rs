@@ -49,6 +49,7 @@ fn write_summary(report: &Report, out: &mut Printed) -> fmt::Result {
     if let Some(traced) = &report.trace {
         trace::write_trace(&traced.analysis, out)?;
         trace::write_kernels(&report.spans, out)?;
+        trace::write_operators(&traced.analysis, out)?;
     } else if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {
         out.table(phases(report));
     }
@@ -124,7 +125,9 @@ fn write_finding(report: &Report, found: &Found, out: &mut Printed) -> fmt::Resu
 #[must_use]
 pub(super) fn headline(report: &Report) -> Option<String> {
     let Some(traced) = &report.trace else { return peak(report) };
-    let texts = [trace::headline(&traced.analysis), peak_of_allocator(report, &traced.analysis)];
+    let has_allocations = report.gpus.iter().any(|gpu| gpu.allocations.is_some());
+    let memory = if has_allocations { peak_alone(report) } else { peak_of_allocator(report, &traced.analysis) };
+    let texts = [trace::verdict(&traced.analysis), trace::headline(&traced.analysis), memory];
     let texts: Vec<String> = texts.into_iter().flatten().collect();
     (!texts.is_empty()).then(|| texts.join(" "))
 }
@@ -145,6 +148,18 @@ fn peak_of_allocator(report: &Report, analysis: &Analysis) -> Option<String> {
 
 /// The peak: where, when, how full, and what ran then.
 fn peak(report: &Report) -> Option<String> {
+    let (gpu, _, at_ns) = report.peak()?;
+    let mut text = peak_alone(report)?;
+    let running: Vec<String> = report.at(at_ns, gpu).take(3).map(|span| during(report, span)).collect();
+    if !running.is_empty() {
+        text.truncate(text.len() - 1);
+        let _ = write!(text, ", in {}.", running.join(" and "));
+    }
+    Some(text)
+}
+
+/// The peak: where, when, and how full.
+fn peak_alone(report: &Report) -> Option<String> {
     let (gpu, bytes, at_ns) = report.peak()?;
     let at = match report.origin.times {
         Times::Readings => format!("at {}", report.time(at_ns - report.begin_ns)),
@@ -155,10 +170,6 @@ fn peak(report: &Report) -> Option<String> {
         #[allow(clippy::cast_precision_loss, reason = "a share")]
         let percent = bytes as f64 / usable as f64 * 100.0;
         let _ = write!(text, ", {percent:.1} % of the usable {}", size(usable));
-    }
-    let running: Vec<String> = report.at(at_ns, gpu).take(3).map(|span| during(report, span)).collect();
-    if !running.is_empty() {
-        let _ = write!(text, ", in {}", running.join(" and "));
     }
     text.push('.');
     Some(text)

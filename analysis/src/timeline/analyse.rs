@@ -4,10 +4,13 @@
 //! busy and idle time add up to the window; time in which several streams were busy counts once; windows do not
 //! overlap. Absent on purpose: the annotations that Kineto repeats for the GPU, which are no work.
 
+use super::bound::{Bound, Spent};
 use super::collective::{Collective, Kind};
+use super::delays::LaunchDelay;
 use super::idle::{Causes, Idle};
 use super::intervals::Intervals;
 use super::memory;
+use super::operators::OperatorTime;
 use super::steps::{self, Window};
 use super::trace::{Op, Trace, Work};
 use super::usage::{self, CollectiveUsage};
@@ -32,6 +35,12 @@ pub struct Analysis {
     pub collectives_outside_steps: u64,
     /// The kernels of collectives of unknown kind.
     pub unknown_collectives: BTreeSet<String>,
+    /// How long after their launches the kernels of each GPU began, if any launch is known.
+    pub launch_delays: Vec<LaunchDelay>,
+    /// The time of the GPUs by the host's operators or NVTX ranges, the longest first; `None` if the trace does not say which launched what.
+    pub operators: Option<Vec<OperatorTime>>,
+    /// What bounds the job in all windows together; `None` if nothing dominates.
+    pub bound: Option<Bound>,
 }
 
 /// What one GPU did in one step.
@@ -75,6 +84,25 @@ pub struct Step {
     pub collectives: Vec<CollectiveUsage>,
 }
 
+impl Analysis {
+    /// The same with that of another process, which used other GPUs.
+    pub(crate) fn with(mut self, other: Self) -> Self {
+        self.is_cut_short |= other.is_cut_short;
+        self.unusable_events = self.unusable_events.saturating_add(other.unusable_events);
+        self.collectives_outside_steps = self.collectives_outside_steps.saturating_add(other.collectives_outside_steps);
+        self.steps.extend(other.steps);
+        self.steps.sort_by_key(|step| step.device);
+        self.unknown_collectives.extend(other.unknown_collectives);
+        if let Some(times) = other.operators {
+            self.operators.get_or_insert_default().extend(times);
+        }
+        self.launch_delays.extend(other.launch_delays);
+        self.launch_delays.sort_by_key(|delay| delay.device);
+        self.bound = bound(&self.steps);
+        self
+    }
+}
+
 /// The trace has nothing that ran on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the trace has no kernel and no copy on any GPU{}", if *.is_cut_short { ", and ends before all its events" } else { "" })]
@@ -108,10 +136,14 @@ pub fn analyse_and_draw(trace: &Trace, mut draw: impl FnMut(Stretch)) -> Result<
         steps: Vec::new(),
         collectives_outside_steps: 0,
         unknown_collectives: BTreeSet::new(),
+        launch_delays: Vec::new(),
+        operators: trace.operators.clone(),
+        bound: None,
     };
     for device in trace.devices() {
         let gpu = Gpu::new(trace, device);
         analysis.collectives_outside_steps += gpu.outside;
+        analysis.launch_delays.extend(LaunchDelay::of(device, &gpu.ops));
         analysis.steps.extend(gpu.windows.iter().zip(&gpu.owned).map(|(window, owned)| gpu.step(window, owned)));
         gpu.draw(&mut draw);
     }
@@ -125,10 +157,26 @@ pub fn analyse_and_draw(trace: &Trace, mut draw: impl FnMut(Stretch)) -> Result<
             (step.allocated_peak_bytes, step.reserved_peak_bytes) = highest.unwrap_or_default();
         }
     }
+    analysis.bound = bound(&analysis.steps);
     let unknown = trace.collectives.iter().filter(|collective| collective.kind == Kind::Unknown);
     let names = unknown.filter_map(|collective| trace.names.get(collective.name));
     analysis.unknown_collectives = names.map(str::to_owned).collect();
     Ok(analysis)
+}
+
+/// What bounds the job in these windows.
+fn bound(steps: &[Step]) -> Option<Bound> {
+    let spent = |step: &Step| Spent {
+        window_ns: step.window_ns,
+        busy_ns: step.busy_ns,
+        compute_ns: step.compute_ns,
+        communication_ns: step.communication_ns,
+        overlap_ns: step.overlap_ns,
+        data_ns: step.idle.data_ns,
+        host_ns: step.idle.host_ns,
+        unexplained_ns: step.idle.unexplained_ns,
+    };
+    steps.iter().map(spent).fold(Spent::default(), Spent::with).bound()
 }
 
 /// What a GPU did for a while.

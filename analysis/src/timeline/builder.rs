@@ -6,11 +6,15 @@
 
 use super::MOST_EVENTS;
 use super::collective::{self, Collective, Kind};
+use super::operators::Operators;
 use super::trace::{MemoryEvent, Op, Trace, Work};
 use std::collections::{HashMap, HashSet};
 
 /// A collective, or its parameters, counts as this number of events of [`MOST_EVENTS`].
 const COLLECTIVE: usize = 4;
+
+/// Announcements before a launch that are looked at: few are in progress at one time.
+const MOST_AT_ONCE: usize = 64;
 
 /// A trace, and what is needed until it is complete.
 #[derive(Default)]
@@ -20,16 +24,21 @@ pub(crate) struct Builder {
     kept: usize,
     /// The correlation of each of the trace's `ops`; 0 if it has none.
     correlations: Vec<u64>,
+    /// The operator that launched each of the trace's `ops`; 0 if that is not known.
+    launchers: Vec<u64>,
+    operators: Operators,
     /// For each of its `collectives`: its correlation, and the operator that launched it.
     linked: Vec<(u64, Option<u64>)>,
     /// When the calls began, by correlation.
     calls: Vec<(u64, i64)>,
     parameters: HashMap<u64, Parameters>,
+    /// When the host launched collectives of a kind: begin and end.
+    announced: Vec<(i64, i64, Kind)>,
 }
 
 /// Where and when something ran.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Run {
+pub(crate) struct GpuRun {
     /// The GPU's number in its process.
     pub device: u32,
     /// When it began, nanoseconds.
@@ -38,6 +47,17 @@ pub(crate) struct Run {
     pub end_ns: i64,
     /// What it shares with the call that launched it; 0 if it has nothing.
     pub correlation: u64,
+    /// The number of the host's operator that launched it, if the file says so.
+    pub operator: Option<u64>,
+}
+
+/// How something was launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Launch {
+    /// When the call began, nanoseconds.
+    pub at_ns: i64,
+    /// The number of the operator or range in which it began; 0 if that is not known.
+    pub operator: u64,
 }
 
 /// What a kernel's name says.
@@ -95,17 +115,11 @@ impl Builder {
         Ok(NamedKernel { name: own, work: Work::Communication, collective: Some((Kind::of(bare), number)) })
     }
 
-    /// Takes a kernel. `external` is the number of the host's operator that launched it.
+    /// Takes a kernel.
     ///
     /// # Errors
     /// There is no room for it.
-    pub(crate) fn take_kernel(
-        &mut self,
-        run: Run,
-        kernel: NamedKernel,
-        known: Parameters,
-        external: Option<u64>,
-    ) -> Result<(), Full> {
+    pub(crate) fn take_kernel(&mut self, run: GpuRun, kernel: NamedKernel, known: Parameters) -> Result<(), Full> {
         self.take_op(run, kernel.work, kernel.name)?;
         let Some((kind, name)) = kernel.collective else { return Ok(()) };
         self.make_room(COLLECTIVE)?;
@@ -121,7 +135,7 @@ impl Builder {
             group: known.group,
             name,
         });
-        self.linked.push((run.correlation, external));
+        self.linked.push((run.correlation, run.operator));
         Ok(())
     }
 
@@ -129,16 +143,17 @@ impl Builder {
     ///
     /// # Errors
     /// There is no room for it.
-    pub(crate) fn take_copy(&mut self, run: Run, name: &str) -> Result<(), Full> {
+    pub(crate) fn take_copy(&mut self, run: GpuRun, name: &str) -> Result<(), Full> {
         let name = self.trace.op_names.intern_kernel(name);
         self.take_op(run, Work::Memory, name)
     }
 
-    fn take_op(&mut self, run: Run, work: Work, name: Option<u32>) -> Result<(), Full> {
+    fn take_op(&mut self, run: GpuRun, work: Work, name: Option<u32>) -> Result<(), Full> {
         self.make_room(1)?;
-        let Run { device, begin_ns, end_ns, correlation } = run;
+        let GpuRun { device, begin_ns, end_ns, correlation, operator } = run;
         self.trace.ops.push(Op { begin_ns, end_ns, launch_ns: None, device, work, name });
         self.correlations.push(correlation);
+        self.launchers.push(operator.unwrap_or(0));
         Ok(())
     }
 
@@ -184,6 +199,11 @@ impl Builder {
         Ok(())
     }
 
+    /// Takes an operator of the host. For more of them than are kept, it is not known which launched what.
+    pub(crate) fn take_operator(&mut self, number: u64, name: &str) {
+        self.operators.take(number, name);
+    }
+
     /// Takes what the operator with this number wrote about the collectives that it launched.
     ///
     /// # Errors
@@ -191,6 +211,16 @@ impl Builder {
     pub(crate) fn take_parameters(&mut self, external: u64, known: Parameters) -> Result<(), Full> {
         self.make_room(COLLECTIVE)?;
         self.parameters.insert(external, known);
+        Ok(())
+    }
+
+    /// Takes a time in which the host launched collectives of a kind.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(crate) fn take_announcement(&mut self, kind: Kind, begin_ns: i64, end_ns: i64) -> Result<(), Full> {
+        self.make_room(1)?;
+        self.announced.push((begin_ns, end_ns, kind));
         Ok(())
     }
 
@@ -202,22 +232,42 @@ impl Builder {
         self.trace.names.intern(name).ok_or(Full)
     }
 
+    /// The correlations of what was taken; 0 where it has none.
+    pub(crate) fn correlations(&self) -> impl Iterator<Item = u64> + '_ {
+        self.correlations.iter().copied()
+    }
+
     /// Joins what belongs together, after the last event.
     pub(crate) fn finish(mut self) -> Trace {
-        self.calls.sort_unstable();
-        let launched = |correlation: u64| {
-            let at = self.calls.partition_point(|(known, _)| *known < correlation);
-            self.calls.get(at).filter(|(known, _)| *known == correlation).map(|(_, at_ns)| *at_ns)
-        };
+        let mut calls = std::mem::take(&mut self.calls);
+        calls.sort_unstable();
+        self.finish_launched(|correlation| {
+            let at = calls.partition_point(|(known, _)| *known < correlation);
+            let known = calls.get(at).filter(|(known, _)| *known == correlation);
+            known.map(|(_, at_ns)| Launch { at_ns: *at_ns, operator: 0 })
+        })
+    }
+
+    /// The same, if the calls were not taken: `launched` is the one with a correlation.
+    pub(crate) fn finish_launched(mut self, launched: impl Fn(u64) -> Option<Launch>) -> Trace {
+        self.announced.sort_unstable_by_key(|(begin_ns, end_ns, _)| (*begin_ns, *end_ns));
         let mut trace = self.trace;
-        for (op, correlation) in trace.ops.iter_mut().zip(&self.correlations) {
-            op.launch_ns = launched(*correlation);
+        for ((op, correlation), launcher) in trace.ops.iter_mut().zip(&self.correlations).zip(&mut self.launchers) {
+            let launch = launched(*correlation);
+            op.launch_ns = launch.map(|launch| launch.at_ns);
+            *launcher = launch.map(|launch| launch.operator).filter(|number| *number != 0).unwrap_or(*launcher);
         }
+        let ran = trace.ops.iter().zip(&self.launchers);
+        trace.operators =
+            self.operators.times(ran.map(|(op, number)| (op.device, op.end_ns.abs_diff(op.begin_ns), *number)));
         for (collective, (correlation, external)) in trace.collectives.iter_mut().zip(&self.linked) {
-            collective.launch_ns = launched(*correlation);
+            collective.launch_ns = launched(*correlation).map(|launch| launch.at_ns);
             // Older versions of PyTorch have the parameters only in the operator's event, not in the kernel's.
             if let Some(known) = external.and_then(|external| self.parameters.get(&external)) {
                 complete(collective, known);
+            }
+            if let (Kind::Unknown | Kind::SendRecv, Some(at_ns)) = (collective.kind, collective.launch_ns) {
+                collective.kind = announced(&self.announced, at_ns).unwrap_or(collective.kind);
             }
         }
         trace.ops.sort_unstable_by_key(|op| (op.begin_ns, op.end_ns));
@@ -229,6 +279,15 @@ impl Builder {
         trace.steps.retain(|(number, _, _)| seen.insert(*number));
         trace
     }
+}
+
+/// The kind of collectives that the host launched at a time; `None` if it launched none, or several threads launched different kinds.
+fn announced(all: &[(i64, i64, Kind)], at_ns: i64) -> Option<Kind> {
+    let before = all.partition_point(|(begin_ns, ..)| *begin_ns <= at_ns);
+    let recent = all[before.saturating_sub(MOST_AT_ONCE)..before].iter();
+    let mut kinds = recent.filter(|(_, end_ns, _)| at_ns < *end_ns).map(|(_, _, kind)| *kind);
+    let first = kinds.next()?;
+    kinds.all(|kind| kind == first).then_some(first)
 }
 
 fn complete(collective: &mut Collective, known: &Parameters) {

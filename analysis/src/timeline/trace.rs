@@ -5,6 +5,7 @@
 
 use super::collective::Collective;
 use super::names::Names;
+use super::operators::OperatorTime;
 use highwater_core::clock::A_DATE_NS;
 use serde::Deserialize;
 
@@ -84,6 +85,8 @@ pub struct Trace {
     pub loading: Vec<(i64, i64)>,
     /// What PyTorch's allocator gave out, in order of time, if that was profiled.
     pub memory: Vec<MemoryEvent>,
+    /// The time of the GPUs by the host's operators or NVTX ranges, the longest first; `None` if the file does not say which launched what.
+    pub operators: Option<Vec<OperatorTime>>,
     /// What the file says of the GPUs.
     pub properties: Vec<DeviceProperties>,
     /// How many events could not be used: they are no objects, or have no time or a negative duration.
@@ -111,11 +114,11 @@ impl Trace {
         self.op_names.get(op.name?)
     }
 
-    /// The trace without its `ops`, `loading` and `memory`, which are most of it. What is left suffices to compare ranks.
+    /// The trace without its `ops`, `operators`, `loading` and `memory`, which are most of it. What is left suffices to compare ranks.
     #[must_use]
     pub fn without_work(self) -> Self {
         let (ops, loading, memory) = (Vec::new(), Vec::new(), Vec::new());
-        Self { base_ns: self.clock_ns(), ops, loading, memory, op_names: Names::default(), ..self }
+        Self { base_ns: self.clock_ns(), ops, loading, memory, operators: None, op_names: Names::default(), ..self }
     }
 
     /// The GPUs that did something, in order.

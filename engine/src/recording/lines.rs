@@ -73,6 +73,13 @@ impl SkippedLines {
 }
 
 impl SkippedLines {
+    /// Adds those of another part of the file.
+    pub fn extend(&mut self, others: Self) {
+        self.count += others.count;
+        self.first.extend(others.first);
+        self.first.truncate(KEPT);
+    }
+
     /// Counts several things that could not be used, for one reason.
     pub fn add_many(&mut self, file: &Path, count: usize, message: &str) {
         self.add(file, 0, format_args!("{count} {message}"));

@@ -1,7 +1,7 @@
 //! Tests of what the comparison of several ranks reports.
 
 use super::story::trace;
-use crate::timeline::{Kind, RankShare, Ranks, RanksError, Trace, compare};
+use crate::timeline::{Kind, RankShare, Ranks, RanksError, compare};
 
 /// Two ranks whose clocks began 100 µs apart.
 fn compared(first: &str, second: &str) -> Ranks {

@@ -135,7 +135,9 @@ function about(report) {
 function waitedFor({ ranks }) {
   if (!ranks || ranks.problem || ranks.most_waited_for === null) return [];
   const own = ranks.ranks.find(({ rank }) => rank === ranks.most_waited_for), waiting = ranks.ranks.reduce((sum, { waiting_ns: ns }) => sum + (ns ?? 0), 0);
-  return [element("p", { class: "headline" }, `The others waited for rank ${own.rank} the longest: ${milliseconds(own.made_others_wait_ns)} of the ${milliseconds(waiting)} that ranks waited in collectives.`)];
+  const inside = ranks.ranks.reduce((sum, { rank, total_ns: ns }) => sum + (rank === own.rank ? 0 : ns), 0);
+  const bound = inside && own.made_others_wait_ns >= inside / 2 ? ` Their communication is bound by it, not by the links: they were in collectives for ${milliseconds(inside)}.` : "";
+  return [element("p", { class: "headline" }, `The others waited for rank ${own.rank} the longest: ${milliseconds(own.made_others_wait_ns)} of the ${milliseconds(waiting)} that ranks waited in collectives.${bound}`)];
 }
 
 function comparison(report) {
@@ -343,7 +345,7 @@ const MOST_KERNELS = 20, MOST_KERNEL_NAME = 70;
 
 // What each GPU did in each step of a trace of the profiler, and its collectives.
 function traceTables(recording, of, jump) {
-  const { steps, steps_left_out: more, unusable_events: unusable, unknown_collectives: unknown } = recording.trace;
+  const { steps, steps_left_out: more, unusable_events: unusable, unknown_collectives: unknown, launch_delays: delays, operators } = recording.trace;
   const number = ({ step }) => step === null ? "all" : String(step);
   const shown = (step) => step.begin_after_ns === null ? number(step)
     : jump({ after_ns: step.begin_after_ns, duration_ns: step.window_ns }, number(step));
@@ -363,6 +365,10 @@ function traceTables(recording, of, jump) {
   if (kernels.length) made.push(element("h2", {}, `Kernels${of}`), table(`The kernels and copies that took the most time${kernels.length > MOST_KERNELS ? `; there are ${kernels.length - MOST_KERNELS} more` : ""}${of}`,
     ["kernel or copy", "on", "count", "time", "of all", "mean", "longest"], kernels.slice(0, MOST_KERNELS).map((row) => [element("span", { title: row.name }, row.name.length > MOST_KERNEL_NAME ? `${row.name.slice(0, MOST_KERNEL_NAME)}…` : row.name), recording.ranks[row.rank][0], row.count.toLocaleString("en"),
       milliseconds(row.count * row.mean_ns), share(row.count * row.mean_ns, all), duration(row.mean_ns / 1e9), jump(row.longest, duration(seconds(row.longest.duration_ns)))]), 2));
+  if (operators.length) made.push(element("h2", {}, `Operators and ranges${of}`), table(`The operators or NVTX ranges of the host that launched what took the most time${of}`,
+    ["operator or range", "on", "count", "time"], operators.map((by) => [by.operator ?? "none, or one whose name is not kept", `GPU ${by.device}`, by.count.toLocaleString("en"), milliseconds(by.total_ns)]), 2));
+  for (const { device, median_ns: median, p99_ns: most } of delays.slice(0, 8)) made.push(element("p", {},
+    `Kernels of GPU ${device} began ${duration(median / 1e9)} after their launch in the median, 99 % of them within ${duration(most / 1e9)}.`));
   if (more) made.push(element("p", {}, `${more.toLocaleString("en")} further steps are not listed here; JSON has them.`));
   if (unusable) made.push(element("p", {}, `${unusable.toLocaleString("en")} events of the trace could not be used.`));
   if (unknown.length) made.push(element("p", {}, `Collectives of unknown kind: ${unknown.join(", ")}`));

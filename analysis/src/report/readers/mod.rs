@@ -1,10 +1,12 @@
 //! Reads recordings of every format into reports.
 
+mod kineto;
 mod layered;
 mod logged;
+mod nsight;
 mod played;
 mod recorded;
-mod trace;
+mod work;
 
 use super::model::Report;
 use super::room::Room;
@@ -32,7 +34,8 @@ impl Report {
         let format = if hints.columns.is_some() { FileFormat::NvidiaSmi } else { FileFormat::of(path)? };
         match format {
             FileFormat::Own => recorded::open(path, room),
-            FileFormat::Kineto => trace::open(path, room),
+            FileFormat::Kineto => kineto::open(path, room),
+            FileFormat::NsightSystems => nsight::open(path, room, settings, hints),
             FileFormat::FairScale => layered::open(path, room),
             FileFormat::TrainingLog => logged::open(path, room),
             FileFormat::Folder
@@ -43,7 +46,6 @@ impl Report {
             | FileFormat::Monitor
             | FileFormat::JsonLines
             | FileFormat::Nvprof
-            | FileFormat::NsightSystems
             | FileFormat::TorchSnapshot => played::open(format, path, room, settings, hints),
         }
     }

@@ -8,25 +8,28 @@ mod text;
 use crate::timeline::{Analysis, Trace};
 use serde_json::{Value, json};
 
-pub(super) use text::{headline, write_kernels, write_ranks, write_trace};
+pub(super) use text::{headline, verdict, write_kernels, write_operators, write_ranks, write_trace};
 
 /// The most steps that a page lists.
 const MOST_STEPS: usize = 1_000;
+
+/// The most operators that a page lists.
+const MOST_OPERATORS: usize = 20;
 
 /// What a trace says.
 #[derive(Debug, Clone)]
 pub struct Traced {
     /// In numbers.
     pub analysis: Analysis,
-    /// Its collectives and steps, by which ranks are compared.
-    pub(super) trace: Trace,
+    /// Its collectives and steps, by which ranks are compared; `None` if the format has no ranks.
+    pub(super) trace: Option<Trace>,
 }
 
 impl Traced {
     /// How many collectives it keeps.
     #[must_use]
     pub fn collectives(&self) -> usize {
-        self.trace.collectives.len()
+        self.trace.as_ref().map_or(0, |trace| trace.collectives.len())
     }
 }
 
@@ -44,6 +47,8 @@ pub(super) fn page(traced: &Traced, begin_ns: i64) -> Value {
     json!({
         "steps": steps.collect::<Vec<_>>(),
         "steps_left_out": of.steps.len().saturating_sub(MOST_STEPS),
+        "operators": of.operators.iter().flatten().take(MOST_OPERATORS).collect::<Vec<_>>(),
+        "launch_delays": of.launch_delays.iter().take(MOST_STEPS).collect::<Vec<_>>(),
         "unusable_events": of.unusable_events,
         "unknown_collectives": of.unknown_collectives.iter().take(5).collect::<Vec<_>>(),
     })

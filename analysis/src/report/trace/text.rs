@@ -3,7 +3,7 @@
 use crate::report::printed::Printed;
 use crate::report::spans::{Row, Spans};
 use crate::report::table::{Table, size, size_if};
-use crate::timeline::{Analysis, Kind, Ranks, Step};
+use crate::timeline::{Analysis, Bound, BoundBy, Kind, Ranks, Step};
 use highwater_core::wire::Kind as WireKind;
 use highwater_engine::recording::printable;
 use std::cmp::Reverse;
@@ -54,6 +54,40 @@ pub(in crate::report) fn headline(analysis: &Analysis) -> Option<String> {
     Some(text)
 }
 
+/// What bounds the job, in a sentence; `None` if nothing dominates.
+pub(in crate::report) fn verdict(analysis: &Analysis) -> Option<String> {
+    let Bound { by, share } = analysis.bound?;
+    let share = format!("{:.1} % of the time", share * 100.0);
+    let has_loader = analysis.steps.iter().any(|step| step.idle.data_ns.is_some());
+    Some(match by {
+        BoundBy::Data => {
+            format!("Bound by loading data: for {share} the GPU had no work, and the host waited for data.")
+        }
+        BoundBy::Host if has_loader => {
+            format!("Bound by the host: for {share} the GPU had no work, and the host did not wait for data.")
+        }
+        BoundBy::Host => format!("Bound by the host: for {share} the GPU had no work."),
+        BoundBy::Communication => {
+            format!("Bound by communication: for {share} collectives ran with no other kernel beside.")
+        }
+        BoundBy::Copies => format!("Bound by copies: for {share} memory was copied or filled with no kernel beside."),
+        BoundBy::Computation => format!("Bound by computation: for {share} kernels computed."),
+    })
+}
+
+/// How long after their launches kernels began.
+fn write_delays(analysis: &Analysis, out: &mut Printed) -> fmt::Result {
+    for delay in analysis.launch_delays.iter().take(MOST_DELAYS) {
+        let [median, p99] = [delay.median_ns, delay.p99_ns].map(microseconds);
+        let device = delay.device;
+        writeln!(
+            out,
+            "Kernels of GPU {device} began {median} after their launch in the median, 99 % of them within {p99}."
+        )?;
+    }
+    Ok(())
+}
+
 /// The steps and collectives of a trace.
 pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut Printed) -> fmt::Result {
     if let Some(rank) = analysis.rank {
@@ -80,6 +114,7 @@ pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut Printed) -> 
         ]);
     }
     out.table(table);
+    write_delays(analysis, out)?;
     write_memory(&analysis.steps, out);
     write_collectives(&analysis.steps, out)?;
     if analysis.is_cut_short {
@@ -129,6 +164,8 @@ fn write_collectives(steps: &[Step], out: &mut Printed) -> fmt::Result {
     Ok(())
 }
 
+/// GPUs whose launch delays are listed.
+const MOST_DELAYS: usize = 8;
 /// Kernels that are listed.
 const MOST_KERNELS: usize = 10;
 
@@ -155,6 +192,28 @@ pub(in crate::report) fn write_kernels(spans: &Spans, out: &mut Printed) -> fmt:
     let more = kernels.len().saturating_sub(MOST_KERNELS);
     if more > 0 {
         writeln!(out, "and {more} further kernels and copies")?;
+    }
+    Ok(())
+}
+
+/// The operators that took the most time of the GPUs, if the trace says which launched what.
+pub(in crate::report) fn write_operators(analysis: &Analysis, out: &mut Printed) -> fmt::Result {
+    let Some(operators) = &analysis.operators else { return Ok(()) };
+    let all_ns = operators.iter().map(|of| of.total_ns).fold(0, u64::saturating_add);
+    let mut table = Table::new(["time", "of all", "count", "on", "operator or NVTX range that launched it"]);
+    for of in operators.iter().take(MOST_KERNELS) {
+        table.push([
+            milliseconds(of.total_ns),
+            percent(of.total_ns, all_ns),
+            of.count.to_string(),
+            format!("GPU {}", of.device),
+            of.operator.clone().unwrap_or_else(|| "none, or one whose name is not kept".to_owned()),
+        ]);
+    }
+    out.table(table);
+    let more = operators.len().saturating_sub(MOST_KERNELS);
+    if more > 0 {
+        writeln!(out, "and {more} further operators")?;
     }
     Ok(())
 }
@@ -190,12 +249,30 @@ pub(in crate::report) fn write_ranks(ranks: &Ranks, out: &mut Printed) -> fmt::R
         writeln!(out, "Waiting is not known: {}", printable(problem))?;
     }
     if let Some(rank) = ranks.most_waited_for {
-        writeln!(out, "The others waited for rank {rank} the longest.")?;
+        writeln!(
+            out,
+            "The others waited for rank {rank} the longest.{}",
+            bound_by_rank(ranks, rank).unwrap_or_default()
+        )?;
     }
     if ranks.unmatched > 0 {
         writeln!(out, "{} collectives have no certain counterpart in the other traces.", ranks.unmatched)?;
     }
     Ok(())
+}
+
+/// That the others' communication is bound by a late rank, if half of their time in collectives was waiting for it.
+fn bound_by_rank(ranks: &Ranks, late: u64) -> Option<String> {
+    let waited_ns = ranks.ranks.iter().find(|share| share.rank == late)?.made_others_wait_ns?;
+    let others = ranks.ranks.iter().filter(|share| share.rank != late).map(|share| share.total_ns);
+    let total_ns = others.fold(0, u64::saturating_add);
+    (total_ns > 0 && waited_ns >= total_ns / 2).then(|| {
+        format!(
+            " Their communication is bound by it, not by the links: {} of their {} in collectives were waiting for it.",
+            milliseconds(waited_ns),
+            milliseconds(total_ns)
+        )
+    })
 }
 
 /// A kind as JSON has it.
@@ -217,6 +294,12 @@ fn milliseconds(ns: u64) -> String {
     format!("{:.2} ms", ns as f64 / 1e6)
 }
 
+/// A short time: in microseconds, from a millisecond on in milliseconds.
+#[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
+fn microseconds(ns: u64) -> String {
+    if ns < 1_000_000 { format!("{:.1} µs", ns as f64 / 1e3) } else { milliseconds(ns) }
+}
+
 fn milliseconds_if(ns: Option<u64>) -> String {
     ns.map_or_else(|| "?".to_owned(), milliseconds)
 }
@@ -228,4 +311,39 @@ fn percent(part: u64, of: u64) -> String {
 
 fn bandwidth(bytes_per_second: Option<f64>) -> String {
     bytes_per_second.map_or_else(|| "?".to_owned(), |bytes| format!("{:.1} GB/s", bytes / 1e9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timeline::{Clocks, RankShare};
+
+    #[test]
+    fn communication_is_bound_by_a_rank_if_half_of_the_others_time_was_waiting_for_it() {
+        let of = |rank, total_ns, made_others_wait_ns| RankShare {
+            rank,
+            collectives: 1,
+            total_ns,
+            waiting_ns: Some(0),
+            transfer_ns: Some(0),
+            times_last: Some(1),
+            made_others_wait_ns,
+        };
+        let bound = |waited_ns: Option<u64>| {
+            let ranks = Ranks {
+                clocks: Clocks { are_comparable: true, problem: None, contradicting: 0, disagreement_ns: None },
+                matched: 1,
+                matched_by_sequence: 1,
+                unmatched: 0,
+                not_compared: 0,
+                ranks: vec![of(0, 5_000_000, Some(0)), of(7, 90_000_000, waited_ns), of(1, 15_000_000, Some(0))],
+                most_often_last: None,
+                most_waited_for: Some(7),
+                kinds: Vec::new(),
+            };
+            bound_by_rank(&ranks, 7)
+        };
+        assert!(bound(Some(10_000_000)).is_some_and(|text| text.contains("10.00 ms of their 20.00 ms")));
+        assert_eq!((bound(Some(9_999_999)), bound(None)), (None, None));
+    }
 }
