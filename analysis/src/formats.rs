@@ -39,6 +39,8 @@ pub(crate) enum FileFormat {
     NsightSystems,
     /// A memory snapshot of PyTorch.
     TorchSnapshot,
+    /// A memory timeline of PyTorch's profiler.
+    MemoryTimeline,
     /// A trace of PyTorch's profiler.
     Kineto,
     /// A training log with ONNX Runtime's memory statistics.
@@ -59,7 +61,7 @@ struct Known {
 }
 
 /// Every format, in the order in which files are tried: the surest signs first.
-const FORMATS: [Known; 14] = [
+const FORMATS: [Known; 15] = [
     Known {
         format: FileFormat::Own,
         name: "a recording or capture of highwater",
@@ -125,6 +127,19 @@ const FORMATS: [Known; 14] = [
         ],
         // Kineto writes the version first, older ones the events.
         sniff: |head| head.is_object_with(&["traceEvents", "schemaVersion"]),
+    },
+    Known {
+        format: FileFormat::MemoryTimeline,
+        name: "a memory timeline of PyTorch's profiler",
+        row: [
+            "a [memory timeline of PyTorch's profiler](#memory-timelines-of-pytorchs-profiler) (`export_memory_timeline` to `.raw.json.gz`, \
+             `.json.gz` or `.json`)",
+            "Unix times",
+            "which GPU it is, reserved memory, stacks, phases",
+        ],
+        sniff: |head| {
+            head.with_begin(MEMBERS, |begin| import::memory_timeline::is_begin(&String::from_utf8_lossy(begin)))
+        },
     },
     Known {
         format: FileFormat::FairScale,
@@ -230,6 +245,16 @@ impl FileFormat {
                 None => head.refused(&none_of_them()),
             }),
         }
+    }
+
+    /// Its name in a sentence.
+    pub(crate) fn name(self) -> &'static str {
+        FORMATS.iter().find(|known| known.format == self).map_or("a file", |known| known.name)
+    }
+
+    /// Whether a file is a JSON object that soon names this member.
+    pub(crate) fn is_object_with(path: &Path, member: &str) -> bool {
+        Head::of(path).is_object_with(&[member])
     }
 
     /// Whether a file is a recording in the product's own format, or may have become one: a killed recorder can leave a file
@@ -358,6 +383,16 @@ impl<'a> Head<'a> {
 
     /// What a file is that cannot be read, and what to do with it; `None` if that is not known.
     fn known_otherwise(&self) -> Option<&'static str> {
+        let is_picture = self.with_begin(MEMBERS, |begin| {
+            let text = String::from_utf8_lossy(begin);
+            text.trim_start().starts_with("<html>") && text.contains("data:image/png;base64,")
+        });
+        if is_picture {
+            return Some(
+                "is a page with a picture, as `export_memory_timeline` of PyTorch's profiler writes to a name that ends in .html: \
+                 export it to one that ends in .raw.json.gz",
+            );
+        }
         let is_of_nsight = self.path.extension().is_some_and(|ending| ending == "nsys-rep" || ending == "qdrep");
         is_of_nsight.then_some(
             "is a report of Nsight Systems: `nsys export -t sqlite FILE` makes the SQLite that highwater reads",

@@ -4,7 +4,7 @@
 
 use crate::formats::FileFormat;
 use crate::import::polled::{Hints, csv, json, monitor, query, table};
-use crate::import::{nsight, nvprof, onnx_runtime, torch_snapshot};
+use crate::import::{memory_timeline, nsight, nvprof, onnx_runtime, torch_snapshot};
 use highwater_core::source::OpenError;
 use highwater_engine::recording::lines::{LineFile, refuse};
 use highwater_engine::recording::tape::Tape;
@@ -44,6 +44,7 @@ fn imported(path: &Path, format: FileFormat, hints: &Hints) -> Result<Tape, Open
         FileFormat::Nvprof => nvprof::tape(rows::RecordingReader::open_any(path)?),
         FileFormat::NsightSystems => nsight::tape(rows::RecordingReader::open_any(path)?),
         FileFormat::TorchSnapshot => torch_snapshot::tape(path, &LineFile::open(path)?),
+        FileFormat::MemoryTimeline => memory_timeline::tape(path),
         FileFormat::Own | FileFormat::Folder | FileFormat::Kineto | FileFormat::TrainingLog | FileFormat::FairScale => {
             let why = "has no memory of GPUs over time, which is what is played; `highwater report` reads it";
             Err(refuse("recording_unreadable", path, why))

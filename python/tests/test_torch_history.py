@@ -201,7 +201,8 @@ class Applied(TorchCase):
         path = os.path.join(tempfile.mkdtemp(), "advice.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(advice, file)
-        for given in (advice, path, {"job": "j", "checkpoints": advice}, ["0"]):
+        by_file = {"files": [{"file": "a", "checkpoints": None}, {"file": "b", "checkpoints": advice}], "batch": None}
+        for given in (advice, path, {"job": "j", "checkpoints": advice}, by_file, ["0"]):
             self.calls.clear()
             with highwater.torch.checkpoint(self.model, given) as applied:
                 again = self.gradients()
@@ -232,6 +233,7 @@ class Applied(TorchCase):
             (["0.9"], "no module '0.9'; did you mean 0"),
             (["0", "0.0"], "a module inside '0'"),
             ({"modules": None}, "names no modules"),
+            ({"files": [{"checkpoints": {}}, {"checkpoints": {}}]}, "advice on 2 files"),
             ({"checkpoints": {"modules": None}}, "names no modules"),
         ):
             with self.assertRaisesRegex(ValueError, problem):

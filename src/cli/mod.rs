@@ -4,6 +4,7 @@ mod advise;
 mod client;
 mod common;
 mod demo;
+mod input;
 mod manual;
 pub mod probe;
 mod record;
@@ -68,7 +69,8 @@ enum Command {
     Report(report::ReportCommand),
     /// Say what to change so that a job needs less memory, in numbers.
     ///
-    /// With --layers, where to checkpoint activations: it divides a model's layers so that the part with the most
+    /// Takes any file and says what it can from it: where to checkpoint activations, which batch size fits, or which of ONNX
+    /// Runtime's recompute plans there are; or which file it needs instead. With --layers, where to checkpoint activations: it divides a model's layers so that the part with the most
     /// activations has as few as can be. Layers come from `highwater.torch.watch`, by way of a recording, a capture or the
     /// API, or from FairScale's tracker. With --plans, which of ONNX Runtime's recompute plans to enable.
     Advise(advise::Advise),

@@ -1,6 +1,7 @@
 //! `report`: what recordings show, on a terminal, as JSON, or as a page; and whether they exceed a bound.
 
 use super::common::{MISUSED, Misuse, duration};
+use super::input::Input;
 use super::terminal;
 use anyhow::Context as _;
 use clap::Args;
@@ -30,7 +31,8 @@ const FAILED_IF: u8 = 3;
 
 #[derive(Debug, Args)]
 pub(super) struct ReportCommand {
-    /// Recordings: of highwater, or of another tool. The first with memory is what the others are compared with.
+    /// Recordings: of highwater, or of another tool; `-` is standard input. The first with memory is what the others are compared
+    /// with.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Write a page that opens in a browser without a network. An existing file is replaced.
@@ -117,20 +119,24 @@ impl ReportCommand {
         let columns = columns.map_err(|problem| Misuse(format!("--columns: {problem}")))?;
         let period_ns = self.period.map(|period| i64::try_from(period.as_nanos()).unwrap_or(i64::MAX));
         let hints = Hints { columns, period_ns };
+        let inputs = Input::all(&self.files)?;
         let (mut reports, mut collectives) = (Vec::with_capacity(self.files.len()), 0);
-        for (nth, file) in self.files.iter().enumerate() {
+        for (nth, given) in self.files.iter().enumerate() {
+            let input = &inputs[nth];
+            let file = &input.path;
             let mib = std::fs::metadata(file).map_or(0, |found| found.len() >> 20);
             if mib >= LONG_MIB {
                 terminal::progress(format_args!(
                     "reading {} ({} of {}, {mib} MiB)",
-                    file.display(),
+                    given.display(),
                     nth + 1,
                     self.files.len()
                 ));
             }
             let report = Report::open_with(file, Room::of(self.files.len()), &settings, &hints);
             terminal::progress("");
-            let report = report?;
+            let mut report = input.named(report.map_err(anyhow::Error::from))?;
+            report.name = input.name.clone().unwrap_or(report.name);
             collectives += report.trace.as_ref().map_or(0, Traced::collectives);
             anyhow::ensure!(collectives <= MOST_EVENTS, "the traces have more than {MOST_EVENTS} collectives together");
             reports.push(report);

@@ -20,7 +20,7 @@ pub fn framework(data: &[u8]) {
             let path = folder.file("layers");
             fs::write(&path, data).expect("written");
             let Ok((layers, _)) = highwater_analysis::advise::read(&path, &ProfileChoice::default()) else { return };
-            for (most, skipped) in [(0, 0), (1, 0), (3, 1), (4_096, 0)] {
+            for (most, skipped) in [(None, 0), (Some(0), 0), (Some(1), 0), (Some(3), 1), (Some(4_096), 0)] {
                 if let Ok(advice) = checkpoints(&layers, most, skipped) {
                     assert_eq!(advice.segments.len(), advice.split_modules.len() + 1, "each part begins somewhere");
                     let largest = advice.segments.iter().map(|segment| segment.activation_bytes).max();

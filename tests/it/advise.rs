@@ -111,15 +111,18 @@ fn files_that_are_no_layers_are_refused_with_the_reason() {
     let one = ["--checkpoints", "1"];
     for (text, because) in [
         ("{}", "it has no layer profile: neither a recording with one"),
-        ("[1]", "invalid type: sequence, expected FairScale's traces"),
-        ("{\"traces\": [{\"module_name\": \"a\"}]}", "missing field `is_forward` at line 1 column"),
-        ("{\"traces\": [{\"module_name\": \"a\", \"is_fo", "EOF while parsing"),
+        ("[1]", "is of no file that says anything about layers"),
+        (
+            "{\"traces\": [{\"module_name\": \"a\"}]}",
+            "something in it is of another form than what is read: line 1, column",
+        ),
+        ("{\"traces\": [{\"module_name\": \"a\", \"is_fo", "it ends in the middle, in line 1, column"),
         ("{\"traces\": []}", "there is no layer that ran forward"),
         (
             "{\"traces\": [{\"module_name\": \"a\", \"is_forward\": true}]}",
             "the activations of none of the 1 layers are known",
         ),
-        ("{\"profiles\": [{\"records\": 7}]}", "invalid type: integer `7`, expected records of layers"),
+        ("{\"profiles\": [{\"records\": 7}]}", "something in it is of another form than what is read: line 1, column"),
     ] {
         std::fs::write(&file, text).expect("written");
         refused(&file, &one, because);
@@ -214,6 +217,101 @@ fn the_fewest_recompute_plans_that_save_enough() {
     std::fs::write(&empty, "").expect("written");
     let other = command().args(["advise", "--plans"]).arg(&empty).output().expect("it runs");
     assert!(String::from_utf8_lossy(&other.stderr).contains("empty.log: has no table of plans"), "{other:?}");
+}
+
+/// What `advise` prints of these files, and on standard error.
+fn any(flags: &[&str], files: &[&Path]) -> (String, String) {
+    let output = command().arg("advise").args(flags).args(files).output().expect("it runs");
+    let [out, error] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert_eq!(output.status.success(), error.is_empty(), "{out}{error}");
+    (out, error)
+}
+
+#[test]
+fn a_file_of_any_kind_is_advised_on_or_says_which_is_needed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // The default is that of the API.
+    let (found, _) = any(&["--json"], &[&traces()]);
+    let found: Value = serde_json::from_str(&found).expect("JSON");
+    assert_eq!(found["files"][0]["checkpoints"], advised(&traces(), &["--checkpoints", "4"]));
+    assert_eq!((&found["batch"], &found["not_advised"]), (&Value::Null, &json!([])));
+    let log = tools::root().join("tests/data/advise/ortmodule.log");
+    let (both, _) = any(&["--checkpoints", "2", "--free", "190MiB"], &[&traces(), &log]);
+    for part in
+        ["resnet50_layer_traces.json.gz:\n", "With 2 checkpoints", "ortmodule.log:\n", "ORTMODULE_MEMORY_OPT_CONFIG="]
+    {
+        assert!(both.contains(part), "{both}");
+    }
+    let batches = grown(folder.path());
+    let (text, _) = any(&[], &[&batches]);
+    assert!(text.contains("The largest batch that stays below") && text.contains("Not advised: "), "{text}");
+    for (name, contents, because) in [
+        (
+            "a.txt",
+            &b"hello\n"[..],
+            "is of no known format, of which no advice can be made: checkpoints need the layers",
+        ),
+        ("a", b"", "is of no known format"),
+        ("a.sqlite", &[&b"SQLite format 3\0"[..], &[7; 200]].concat(), "is of no known format"),
+        ("a.csv", b"index, memory.used [MiB]\n0, 12 MiB\n", "`highwater report` shows what is in it"),
+        ("a.json", b"{\"traces\": [", "it ends in the middle"),
+        ("b.json", b"{\"profiles\": 5}", "something in it is of another form than what is read"),
+    ] {
+        let file = folder.path().join(name);
+        std::fs::write(&file, contents).expect("written");
+        let (_, error) = any(&[], &[&file]);
+        assert!(error.contains(&format!("{name}: ")) && error.contains(because), "{error}");
+        for raw in ["expected", "EOF", "invalid", "database", "os error"] {
+            assert!(!error.contains(raw), "{error}");
+        }
+    }
+    let (_, error) = any(&["--checkpoints", "2", "--plans"], &[&log]);
+    assert!(error.contains("--checkpoints"), "{error}");
+    let (_, error) = any(&[], &[&folder.path().join("none")]);
+    assert!(error.contains("none: No such file"), "{error}");
+}
+
+#[test]
+fn advice_comes_through_a_pipe() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let recording = grown(folder.path());
+    let shell = |script: &str| {
+        let program = command().get_program().to_owned();
+        let mut bash = std::process::Command::new("bash");
+        bash.env("TMPDIR", folder.path()).env("HW", program).env("TRACES", traces()).env("RECORDING", &recording);
+        let output = bash.args(["-c", script]).output().expect("it runs");
+        (
+            output.status.success(),
+            [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+        )
+    };
+    for script in [
+        "cat $TRACES | $HW advise -",
+        "zcat $TRACES | $HW advise --layers - --checkpoints 4",
+        "$HW advise <(zcat $TRACES)",
+        "$HW advise - < $TRACES",
+    ] {
+        let (succeeded, [out, error]) = shell(script);
+        assert!(succeeded && out.contains("With 4 checkpoints"), "{script}: {out}{error}");
+    }
+    for script in ["cat $RECORDING | $HW advise -", "$HW advise --batches <(cat $RECORDING)"] {
+        let (succeeded, [out, error]) = shell(script);
+        assert!(succeeded && out.contains("The largest batch that stays below"), "{script}: {out}{error}");
+    }
+    for script in ["cat $RECORDING | $HW report -", "$HW report <(cat $RECORDING) $RECORDING"] {
+        let (succeeded, [out, error]) = shell(script);
+        assert!(succeeded && out.contains("Peak: "), "{script}: {out}{error}");
+    }
+    let (succeeded, [_, error]) = shell("head -c 3000 $RECORDING | $HW report -");
+    assert!(
+        !succeeded && error.contains("standard input: ") && !error.contains(&*folder.path().display().to_string()),
+        "{error}"
+    );
+    let (succeeded, [_, error]) = shell("cat $TRACES | $HW report - -");
+    assert!(!succeeded && error.contains("can be given once"), "{error}");
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path()).expect("listed").flatten().map(|entry| entry.file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("highwater-")), "{left:?}");
 }
 
 const MIB: u64 = 1 << 20;

@@ -516,6 +516,15 @@ fn stacks_are_a_flame_graph_that_a_band_leads_to() {
     let said = "document.querySelector('.flame + .readout').textContent";
     assert_eq!(browser.value(said), "train.py:14:step: 384.23 MiB, 54.5 % of what was allocated at the peak.");
     assert_eq!(browser.value("document.querySelectorAll('.flame .meant').length > 0"), json!(true));
+    // Below are the whole stacks of the place, folded; the place in the table of bands is a button that leads to its own.
+    let folded = "[...document.querySelectorAll('.flame ~ div .stack summary')].map((one) => one.title)";
+    let stacks: Vec<String> = serde_json::from_value(browser.value(folded)).expect("a list");
+    assert!(stacks.len() > 1 && stacks.iter().all(|name| name.ends_with(": train.py:14:step")), "{stacks:?}");
+    browser.value("document.querySelector('.flame ~ div .stack summary').click()");
+    let open = "(() => { const { open, textContent } = document.querySelector('.flame ~ div .stack'); return open && textContent.includes('train.py:16:<module>'); })()";
+    assert_eq!(browser.value(open), json!(true));
+    browser.value("document.querySelector('[aria-label=\"Show the stacks of train.py:12:step\"]').click()");
+    assert_eq!(browser.value(said), "train.py:12:step: 33.00 MiB, 4.7 % of what was allocated at the peak.");
     // The search counts what lies inside of other hits once.
     browser.value("(() => { const field = document.querySelector('[aria-label^=\"Search the frames\"]'); field.value = 'adam'; field.dispatchEvent(new Event('input')); })()");
     assert_eq!(browser.value(said), "Frames with “adam”: 384.23 MiB, 54.5 % of what was allocated at the peak.");

@@ -7,12 +7,15 @@
 use super::answer;
 use super::best::{Best, ProfileChoice};
 use super::layers::{LayersError, StepLayers};
+use super::recompute;
 use crate::formats::FileFormat;
-use crate::import::{fairscale, json_of};
+use crate::import::{LineFile, bytes_of, fairscale, json_of};
 use highwater_core::source::OpenError;
 use highwater_engine::recording::{refuse, rows};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::fmt;
+use std::fs;
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 /// The layers of a file, and how many profiles it has.
@@ -24,10 +27,91 @@ pub fn read(path: &Path, choice: &ProfileChoice) -> Result<(StepLayers, usize), 
     if FileFormat::is_own(path) {
         recorded(path, &mut best)?;
     } else {
+        let file = LineFile::open(path)?;
+        if !is_object(file.bytes()) {
+            return Err(refuse(
+                "layers_unreadable",
+                path,
+                format_args!("is of no file that says anything about layers: {LAYERS}"),
+            ));
+        }
         json_of(path, |deserializer| deserializer.deserialize_map(Whole(&mut best)))?;
     }
     best.finish().map_err(|problem| refuse("layers_unreadable", path, problem))
 }
+
+/// What a file has that advice can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advisable {
+    /// It is a recording of highwater: the layers of a step, steps with batch sizes, both or none of them.
+    Recording,
+    /// The layers of a step.
+    Layers,
+    /// A log of ORTModule with recompute plans.
+    Plans,
+}
+
+/// Which files have the layers of a step.
+const LAYERS: &str = "checkpoints need the layers of a step, from a recording with a layer profile, traces of FairScale's \
+                      LayerwiseMemoryTracker, or a saved answer of /api/v1/jobs/JOB/layers";
+/// Which files have what else is advised.
+const OTHERS: &str = "a batch size needs recordings of `highwater run` whose steps have the attribute batch_size; recompute plans \
+                      need a log of ORTModule at level INFO";
+/// The largest log, unpacked, bytes.
+const MOST_LOG_BYTES: u64 = 64 << 30;
+
+/// What a file has that advice can use, by its contents.
+///
+/// # Errors
+/// It cannot be read, or has nothing; says which file is needed instead.
+pub fn advisable(path: &Path) -> Result<Advisable, OpenError> {
+    let found = fs::metadata(path).map_err(|error| refuse("recording_unreadable", path, error))?;
+    if FileFormat::is_own(path) {
+        return Ok(Advisable::Recording);
+    }
+    let needs = |what: &str, instead: &str| {
+        Err(refuse(
+            "nothing_to_advise",
+            path,
+            format_args!("is {what}, of which no advice can be made: {LAYERS}; {OTHERS}{instead}"),
+        ))
+    };
+    if found.is_dir() {
+        return needs("a folder", "");
+    }
+    if !found.is_file() {
+        return Err(refuse("recording_unreadable", path, "is not a regular file"));
+    }
+    if FileFormat::is_object_with(path, answer::MEMBER) {
+        return Ok(Advisable::Layers);
+    }
+    match FileFormat::of(path) {
+        Ok(FileFormat::Own) => Ok(Advisable::Recording),
+        Ok(FileFormat::FairScale) => Ok(Advisable::Layers),
+        // A log may have both.
+        Ok(FileFormat::TrainingLog) if has_plans(path)? => Ok(Advisable::Plans),
+        Ok(format) => needs(format.name(), ". `highwater report` shows what is in it"),
+        Err(_) if has_plans(path)? => Ok(Advisable::Plans),
+        Err(_) => needs("of no known format", ""),
+    }
+}
+
+/// Whether a file has a table of recompute plans.
+fn has_plans(path: &Path) -> Result<bool, OpenError> {
+    let bytes = bytes_of(path, MOST_LOG_BYTES)?;
+    let log = recompute::read(BufReader::new(bytes)).map_err(|error| refuse("recording_unreadable", path, error))?;
+    Ok(!log.plans.is_empty())
+}
+
+/// Whether the first character is the begin of an object.
+fn is_object(bytes: impl Read) -> bool {
+    let first =
+        BufReader::new(bytes).bytes().map_while(Result::ok).take(MOST_BLANKS).find(|byte| !byte.is_ascii_whitespace());
+    first == Some(b'{')
+}
+
+/// Blanks before an object.
+const MOST_BLANKS: usize = 1 << 12;
 
 fn recorded(path: &Path, best: &mut Best) -> Result<(), OpenError> {
     let mut file = rows::RecordingReader::open(path)?;

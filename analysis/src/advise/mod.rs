@@ -18,7 +18,7 @@ pub mod recompute;
 
 pub use best::ProfileChoice;
 pub use checkpoints::{CHECKPOINTS, CheckpointSegment, Checkpoints, CheckpointsError, checkpoints};
-pub use file::read;
+pub use file::{Advisable, advisable, read};
 pub use layers::{Layer, LayersError, StepLayers};
 pub use modules::{ByCount, CheckpointedModule, ModuleAdvice};
 pub use partition::{Partition, partition};

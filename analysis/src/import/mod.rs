@@ -6,6 +6,7 @@
 
 mod allocations;
 pub(crate) mod fairscale;
+pub(crate) mod memory_timeline;
 pub(crate) mod nsight;
 pub(crate) mod nvprof;
 pub(crate) mod onnx_runtime;
@@ -18,6 +19,7 @@ use highwater_core::source::OpenError;
 pub use highwater_engine::recording::lines::{Fault, LineFile, refuse};
 use highwater_engine::recording::{FileProblem, SkippedLines};
 use serde_json::de::IoRead;
+use serde_json::error::Category;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
@@ -41,7 +43,22 @@ pub(crate) fn json_of(
     let reader: Box<dyn Read> = Box::new(file.bytes());
     let mut deserializer = serde_json::Deserializer::from_reader(BufReader::new(reader));
     let done = read(&mut deserializer).and_then(|()| deserializer.end());
-    done.map_err(|error| refuse("recording_unreadable", path, error))
+    done.map_err(|error| refuse("recording_unreadable", path, json_problem(&error)))
+}
+
+/// What is wrong with a file of JSON. The parser's own words are about its types.
+fn json_problem(error: &serde_json::Error) -> String {
+    const OF_TYPES: [&str; 6] =
+        ["invalid type", "invalid value", "invalid length", "missing field", "duplicate field", "unknown variant"];
+    let (text, place) = (error.to_string(), format!("line {}, column {}", error.line(), error.column()));
+    match error.classify() {
+        Category::Eof => format!("it ends in the middle, in {place}"),
+        Category::Syntax => format!("it is no JSON from {place} on"),
+        Category::Data if OF_TYPES.iter().any(|begin| text.starts_with(begin)) => {
+            format!("something in it is of another form than what is read: {place}")
+        }
+        Category::Data | Category::Io => text,
+    }
 }
 
 /// The problem that is reported for a last line that a tool was still writing.

@@ -2,6 +2,7 @@
 
 use super::by_kernel::{self, ComparedKernel};
 use super::by_phase::{self, ComparedPhase};
+use super::by_place::{self, ComparedPlaces};
 use super::model::Report;
 use super::printed::Printed;
 use super::spans::Spans;
@@ -130,6 +131,8 @@ pub struct Comparison {
     pub phases: Vec<ComparedPhase>,
     /// The kernels of traces whose time differs the most.
     pub kernels: Vec<ComparedKernel>,
+    /// The call stacks of memory snapshots whose memory differs.
+    pub places: Vec<ComparedPlaces>,
     /// What follows, in sentences.
     pub verdict: Vec<String>,
 }
@@ -142,6 +145,7 @@ impl Comparison {
     #[must_use]
     pub fn of(reports: &[Report]) -> Option<Self> {
         let (phases, kernels) = (by_phase::compare(reports), by_kernel::compare(reports));
+        let places = by_place::compare(reports);
         let reports: Vec<&Report> = reports.iter().filter(|report| !report.gpus.is_empty()).collect();
         let first = match *reports.as_slice() {
             [first, _, ..] => Some(first),
@@ -157,8 +161,9 @@ impl Comparison {
         };
         let recordings: Vec<Compared> = first.map_or_else(Vec::new, |_| reports.into_iter().map(compared).collect());
         let verdict = [Measure::Peak, Measure::Step].into_iter().filter_map(|measure| verdict(measure, &recordings));
-        let verdict = verdict.chain(by_phase::verdict(&phases)).chain(by_kernel::verdict(&kernels)).collect();
-        Some(Self { verdict, recordings, phases, kernels })
+        let verdict = verdict.chain(by_phase::verdict(&phases)).chain(by_kernel::verdict(&kernels));
+        let verdict = verdict.chain(by_place::verdict(&places)).collect();
+        Some(Self { verdict, recordings, phases, kernels, places })
     }
 }
 
@@ -214,6 +219,7 @@ impl Comparison {
         }
         by_phase::print(&self.phases, &mut out);
         by_kernel::print(&self.kernels, &mut out);
+        by_place::print(&self.places, &mut out);
         for sentence in &self.verdict {
             let _ = writeln!(out, "{}", printable(sentence));
         }

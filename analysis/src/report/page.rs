@@ -12,8 +12,12 @@ use highwater_engine::recording::Times;
 use serde_json::{Value, json};
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPTS: [&str; 3] =
-    [include_str!("page/data.js"), include_str!("page/flame.js"), include_str!("page/report.js")];
+const SCRIPTS: [&str; 4] = [
+    include_str!("page/data.js"),
+    include_str!("page/flame.js"),
+    include_str!("page/allocator.js"),
+    include_str!("page/report.js"),
+];
 
 /// The page. With `align_step`, recordings begin at this step instead of at their begin.
 #[must_use]

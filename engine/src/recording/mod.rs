@@ -29,7 +29,9 @@ pub mod track_writer;
 mod utf16;
 pub mod write;
 
-pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
+pub use allocator::{
+    Allocator, BandMoment, Bands, Failure, HeldBlock, HeldMemory, Holder, Layout, Moment, Place, PoolLayout,
+};
 pub use lines::{Skipped, SkippedLines, printable, refuse, short};
 pub use part::Part;
 pub use problem::FileProblem;

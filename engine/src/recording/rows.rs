@@ -83,6 +83,9 @@ impl RecordingReader {
         let unreadable = |error| unreadable(path, &error);
         // SQLite is opened with a flag to follow no link, not even in the path of the folder, so links are resolved first.
         let real = path.canonicalize().map_err(|error| refuse("recording_unreadable", path, error))?;
+        if real.is_dir() {
+            return Err(refuse("recording_unreadable", path, "is a folder, and no recording in one file"));
+        }
         let connection = schema::look(&real).map_err(unreadable)?;
         connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES).map_err(unreadable)?;
         connection.pragma_update(None, "trusted_schema", false).map_err(unreadable)?;
@@ -209,6 +212,8 @@ fn unreadable(path: &Path, error: &rusqlite::Error) -> OpenError {
         Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::SystemIoFailure | ErrorCode::DiskFull) => {
             unfinished(path, error).unwrap_or_else(|| error.to_string())
         }
+        Some(ErrorCode::NotADatabase) => "is no SQLite file, and so no recording of highwater".to_owned(),
+        Some(ErrorCode::DatabaseCorrupt) => "is a damaged SQLite file, or one that was not copied whole".to_owned(),
         _ => error.to_string(),
     };
     refuse("recording_unreadable", path, problem)

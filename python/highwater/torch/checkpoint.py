@@ -148,7 +148,11 @@ def _read(advice: Advice) -> Tuple[List[str], Mapping[str, Any]]:
         with open(advice, encoding="utf-8") as file:
             said = json.load(file)
     if isinstance(said, Mapping):
-        # The answer of the API has it among other advice.
+        # `advise FILE` has it by file, the answer of the API among other advice.
+        files = [each for each in said.get("files", []) if isinstance(each.get("checkpoints"), Mapping)]
+        if len(files) > 1:
+            raise ValueError(f"this is advice on {len(files)} files: ask for that on one")
+        said = files[0] if files else said
         said = said.get("checkpoints") if isinstance(said.get("checkpoints"), Mapping) else said
         found = said.get("modules")
         if isinstance(found, Mapping):

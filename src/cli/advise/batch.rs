@@ -1,22 +1,20 @@
 //! Which batch size fits.
 
-use crate::cli::terminal;
+use super::answer::FileAdvice;
+use crate::cli::input::Input;
 use highwater_analysis::advise::batch::{Basis, Observed, Rank, read};
 use highwater_analysis::report::{Table, size};
 use std::fmt::{self, Write as _};
-use std::path::PathBuf;
 
-/// Answers from the steps of these recordings.
-pub(super) fn run(files: &[PathBuf], headroom_bytes: u64, json: bool) -> anyhow::Result<()> {
+/// What follows from the steps of these recordings.
+pub(super) fn answer(files: &[&Input], headroom_bytes: u64) -> anyhow::Result<FileAdvice> {
     let mut observed = Observed::default();
-    files.iter().try_for_each(|file| read(file, headroom_bytes, &mut observed))?;
-    let names = || files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
-    let advised = observed.advise().map_err(|problem| anyhow::anyhow!("{}: {problem}", names()))?;
-    if json {
-        Ok(terminal::print_line(serde_json::to_string_pretty(&advised)?)?)
-    } else {
-        Ok(terminal::print(text(&advised)?)?)
+    for file in files {
+        file.named(read(&file.path, headroom_bytes, &mut observed).map_err(anyhow::Error::from))?;
     }
+    let names = || files.iter().map(|file| file.shown()).collect::<Vec<_>>().join(", ");
+    let advised = observed.advise().map_err(|problem| anyhow::anyhow!("{}: {problem}", names()))?;
+    Ok(FileAdvice { json: serde_json::to_value(&advised)?, text: text(&advised)? })
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes for people")]

@@ -1,42 +1,39 @@
 //! Where to checkpoint activations.
 
-use crate::cli::terminal;
+use super::answer::FileAdvice;
+use crate::cli::input::Input;
 use clap::Args;
 use highwater_analysis::advise::{Checkpoints, MOST_CHECKPOINTS, ModuleAdvice, ProfileChoice, checkpoints, read};
 use highwater_analysis::report::{Table, of_modules, size};
 use std::fmt::{self, Write as _};
-use std::path::Path;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckpointFlags {
     /// How many checkpoints there may be [default: as many modules as bring the peak near the lowest that can be reached; 4
     /// where a file has no peaks of modules].
-    #[arg(long, value_name = "K", requires = "layers", conflicts_with = "plans", value_parser = clap::value_parser!(u64).range(..=MOST_CHECKPOINTS as u64))]
+    #[arg(long, value_name = "K", requires = "layered", conflicts_with = "plans", value_parser = clap::value_parser!(u64).range(..=MOST_CHECKPOINTS as u64))]
     checkpoints: Option<u64>,
     /// Leave this many layers at the begin as they are.
-    #[arg(long, value_name = "N", requires = "layers", conflicts_with = "plans", default_value_t = 0)]
+    #[arg(long, value_name = "N", requires = "layered", conflicts_with = "plans", default_value_t = 0)]
     skip_layers: usize,
     /// Layers of this job [default: of the rank with the most activations].
-    #[arg(long, requires = "layers", conflicts_with = "plans")]
+    #[arg(long, requires = "layered", conflicts_with = "plans")]
     job: Option<String>,
     /// Layers of this rank.
-    #[arg(long, requires = "layers", conflicts_with = "plans")]
+    #[arg(long, requires = "layered", conflicts_with = "plans")]
     rank: Option<u32>,
 }
 
 impl CheckpointFlags {
-    pub fn run(&self, file: &Path, json: bool) -> anyhow::Result<()> {
+    /// What follows from the layers of a file.
+    pub fn answer(&self, file: &Input) -> anyhow::Result<FileAdvice> {
         let choice = ProfileChoice { job: self.job.clone(), rank: self.rank };
-        let (layers, profiles) = read(file, &choice)?;
+        let (layers, profiles) = file.named(read(&file.path, &choice).map_err(anyhow::Error::from))?;
         let most = self.checkpoints.map(usize::try_from).transpose()?;
         let advice = checkpoints(&layers, most, self.skip_layers)
-            .map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))?;
-        if json {
-            terminal::print_line(serde_json::to_string_pretty(&advice)?)?;
-        } else {
-            terminal::print(text(&advice, &layers.whose(), profiles)?)?;
-        }
-        Ok(())
+            .map_err(|problem| anyhow::anyhow!("{}: {problem}", file.shown()))?;
+        let text = text(&advice, &layers.whose(), profiles)?;
+        Ok(FileAdvice { json: serde_json::to_value(&advice)?, text })
     }
 }
 

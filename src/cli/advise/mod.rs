@@ -1,28 +1,41 @@
 //! `advise`: what to change so that a job needs less memory.
 
+mod answer;
+mod any;
 mod batch;
 mod checkpoints;
 mod recompute;
 
+use super::input::Input;
+use super::terminal;
 use clap::Args;
 use highwater_core::detect::Settings;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub(super) struct Advise {
+    /// Files of any kind that advice can be made of: recordings, layers, logs of ORTModule; `-` is standard input.
+    #[arg(
+        value_name = "FILE",
+        group = "layered",
+        group = "planned",
+        required_unless_present_any = ["layers", "plans", "batches"],
+        conflicts_with_all = ["layers", "plans", "batches"]
+    )]
+    files: Vec<PathBuf>,
     /// Say where to checkpoint activations, from the layers of one step: a recording, traces of FairScale's
     /// `LayerwiseMemoryTracker`, or a saved answer of /api/v1/jobs/JOB/layers.
     #[arg(
         long,
         value_name = "FILE",
-        required_unless_present_any = ["plans", "batches"],
+        group = "layered",
         conflicts_with_all = ["plans", "batches"]
     )]
     layers: Option<PathBuf>,
     #[command(flatten)]
     checkpoints: checkpoints::CheckpointFlags,
     /// Say which of ONNX Runtime's recompute plans to enable, from a training log of ORTModule.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "planned")]
     plans: Option<PathBuf>,
     #[command(flatten)]
     recompute: recompute::RecomputeFlags,
@@ -41,12 +54,19 @@ pub(super) struct Advise {
 impl Advise {
     pub fn run(&self) -> anyhow::Result<()> {
         let headroom_bytes = self.headroom.unwrap_or(Settings::default().headroom_bytes);
-        match (&self.layers, &self.plans) {
-            _ if !self.batches.is_empty() => batch::run(&self.batches, headroom_bytes, self.json),
-            (Some(layers), _) => self.checkpoints.run(layers, self.json),
-            (None, Some(plans)) => self.recompute.run(plans, headroom_bytes, self.json),
-            // clap sees to it.
-            (None, None) => Ok(()),
+        let answer = match (&self.layers, &self.plans) {
+            (Some(layers), _) => self.checkpoints.answer(&Input::open(layers)?)?,
+            (None, Some(plans)) => self.recompute.answer(&Input::open(plans)?, headroom_bytes)?,
+            _ if !self.batches.is_empty() => {
+                let files = Input::all(&self.batches)?;
+                batch::answer(&files.iter().collect::<Vec<_>>(), headroom_bytes)?
+            }
+            (None, None) => any::answer(&Input::all(&self.files)?, &self.checkpoints, &self.recompute, headroom_bytes)?,
+        };
+        if self.json {
+            Ok(terminal::print_line(serde_json::to_string_pretty(&answer.json)?)?)
+        } else {
+            Ok(terminal::print(answer.text)?)
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which of ONNX Runtime's recompute plans to enable.
 
-use crate::cli::terminal;
+use super::answer::FileAdvice;
+use crate::cli::input::Input;
 use anyhow::Context as _;
 use clap::Args;
 use highwater_analysis::advise::recompute::{
@@ -21,16 +22,16 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 pub(super) struct RecomputeFlags {
     /// How much memory the plans are to save, such as 3.2GiB [default: they are only listed].
-    #[arg(long, value_name = "SIZE", requires = "plans", conflicts_with = "layers", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", requires = "planned", conflicts_with = "layers", value_parser = bytes)]
     free: Option<u64>,
     /// Save as much as the fullest GPU of this recording lacks to keep `--headroom` free.
-    #[arg(long, value_name = "FILE", requires = "plans", conflicts_with_all = ["layers", "free"])]
+    #[arg(long, value_name = "FILE", requires = "planned", conflicts_with_all = ["layers", "free"])]
     observed: Option<PathBuf>,
     /// Compute savings with this value of a dimension instead of the first batch's. May be given several times.
-    #[arg(long = "dim", value_name = "NAME=N", requires = "plans", conflicts_with = "layers", value_parser = dim)]
+    #[arg(long = "dim", value_name = "NAME=N", requires = "planned", conflicts_with = "layers", value_parser = dim)]
     dims: Vec<(String, u64)>,
     /// What ORTMODULE_MEMORY_OPT_CONFIG is now: a list joined by commas, or a JSON file [default: as the log says].
-    #[arg(long, value_name = "PLANS", requires = "plans", conflicts_with = "layers")]
+    #[arg(long, value_name = "PLANS", requires = "planned", conflicts_with = "layers")]
     enabled: Option<String>,
 }
 
@@ -54,14 +55,16 @@ struct Valued<'a> {
 }
 
 impl RecomputeFlags {
-    pub fn run(&self, file: &Path, headroom_bytes: u64, json: bool) -> anyhow::Result<()> {
-        let name = || file.display().to_string();
-        let log = read(BufReader::new(bytes_of(file, MOST_LOG_BYTES)?)).with_context(name)?;
+    /// What follows from the plans of a log.
+    pub fn answer(&self, file: &Input, headroom_bytes: u64) -> anyhow::Result<FileAdvice> {
+        let name = || file.shown();
+        let bytes = file.named(bytes_of(&file.path, MOST_LOG_BYTES).map_err(anyhow::Error::from))?;
+        let log = read(BufReader::new(bytes)).with_context(name)?;
         anyhow::ensure!(
             !log.plans.is_empty(),
             "{}: has no table of plans: ORTModule prints one at log level INFO, in lines such as ` - Plan 1 : OFF : \
              BiasGelu+:1:-1 …`",
-            file.display()
+            file.shown()
         );
         let dims = self.dims(&log)?;
         let enabled = self.enabled.as_deref().map(enabled).transpose()?;
@@ -81,12 +84,8 @@ impl RecomputeFlags {
         };
         let chosen =
             free.map(|need| choose(&offers, in_force, &log.exclusive(), need)).transpose().with_context(name)?;
-        if json {
-            terminal::print_line(serde_json::to_string_pretty(&as_json(&log, &plans, &dims, chosen.as_ref()))?)?;
-        } else {
-            terminal::print(as_text(&log, &plans, chosen.as_ref(), free)?)?;
-        }
-        Ok(())
+        let json = as_json(&log, &plans, &dims, chosen.as_ref());
+        Ok(FileAdvice { json, text: as_text(&log, &plans, chosen.as_ref(), free)? })
     }
 
     /// The dimensions with which to compute; none if savings are to stay as they were printed.

@@ -49,7 +49,7 @@ struct Stretch {
 
 /// The stretches so far. Levels are relative to the begin of the trace, whose levels are known only at its end.
 #[derive(Debug)]
-pub(super) struct Bands {
+pub(in crate::import) struct Bands {
     closed: Vec<Stretch>,
     open: Option<Stretch>,
     /// How many changes make a stretch.
@@ -67,7 +67,7 @@ pub(super) struct Bands {
 
 /// What was held over time, for drawing.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Banded {
+pub(in crate::import) struct Banded {
     /// The stacks with the highest levels at any moment, the highest first. Each held something at one of them.
     pub holders: Vec<u32>,
     /// In order of events. Empty, as the holders are, if nothing changed.
@@ -76,7 +76,7 @@ pub(super) struct Banded {
 
 /// The moment that represents a stretch. Bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct BandMoment {
+pub(in crate::import) struct BandMoment {
     /// The first change of the stretch.
     pub begin_event: u64,
     pub begin_us: Option<i64>,

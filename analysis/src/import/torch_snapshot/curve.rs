@@ -8,7 +8,7 @@ const MOST: usize = 1 << 13;
 
 /// A level after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Level {
+pub(in crate::import) struct Level {
     /// The event's number, from 1.
     pub event: u64,
     /// When it was, microseconds of Unix time.
@@ -19,7 +19,7 @@ pub(super) struct Level {
 
 /// Consecutive events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AllocatorPoint {
+pub(in crate::import) struct AllocatorPoint {
     /// The first of the lowest levels.
     pub lowest: Level,
     /// The first of the highest.
@@ -30,7 +30,7 @@ pub(super) struct AllocatorPoint {
 
 /// The points so far.
 #[derive(Debug)]
-pub(super) struct AllocatorCurve {
+pub(in crate::import) struct AllocatorCurve {
     points: Vec<AllocatorPoint>,
     /// How many events make a point.
     each: u64,

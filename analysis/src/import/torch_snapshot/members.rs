@@ -1,7 +1,7 @@
 //! Texts of a snapshot with fixed numbers: the members of its dictionaries that are used, and the states of blocks.
 
 /// Members, in the order of their numbers from 1: `Stacks` has these texts first.
-pub(super) const MEMBERS: [&str; 20] = [
+pub(super) const MEMBERS: [&str; 26] = [
     "segments",
     "device_traces",
     "device",
@@ -22,6 +22,12 @@ pub(super) const MEMBERS: [&str; 20] = [
     "active_allocated",
     "active_pending_free",
     "active_awaiting_free",
+    "stream",
+    "segment_type",
+    "segment_pool_id",
+    "is_expandable",
+    "small",
+    "large",
 ];
 pub(super) const SEGMENTS: u32 = 1;
 pub(super) const DEVICE_TRACES: u32 = 2;
@@ -43,3 +49,9 @@ pub(super) const LINE: u32 = 17;
 pub(super) const ACTIVE_ALLOCATED: u32 = 18;
 pub(super) const ACTIVE_PENDING_FREE: u32 = 19;
 pub(super) const ACTIVE_AWAITING_FREE: u32 = 20;
+pub(super) const STREAM: u32 = 21;
+pub(super) const SEGMENT_TYPE: u32 = 22;
+pub(super) const SEGMENT_POOL_ID: u32 = 23;
+pub(super) const IS_EXPANDABLE: u32 = 24;
+pub(super) const SMALL: u32 = 25;
+pub(super) const LARGE: u32 = 26;

@@ -20,6 +20,8 @@ pub(super) enum Kept {
     Gone,
     /// Something that is of no use.
     Other,
+    /// A tuple of two integers, and whether one of them is not 0.
+    Pair(bool),
     /// A text, by its number.
     Text(u32),
     /// A frame of a stack, by its number.
@@ -35,7 +37,8 @@ impl Kept {
         match self {
             Self::Gone => 0,
             Self::Other => KINDS,
-            Self::Open(place) => (place + 2) * KINDS,
+            Self::Pair(is_set) => (2 + u32::from(is_set)) * KINDS,
+            Self::Open(place) => (place + 4) * KINDS,
             Self::Text(number) => number * KINDS + 1,
             Self::Frame(number) => number * KINDS + 2,
             Self::Stack(number) => number * KINDS + 3,
@@ -50,7 +53,8 @@ impl Kept {
             (3, _) => Self::Stack(number),
             (_, 0) => Self::Gone,
             (_, 1) => Self::Other,
-            _ => Self::Open(number - 2),
+            (_, 2 | 3) => Self::Pair(number == 3),
+            _ => Self::Open(number - 4),
         }
     }
 }
@@ -164,11 +168,12 @@ mod tests {
     #[test]
     fn values_come_back_whatever_their_size_and_order() {
         let mut memo = Memo::default();
-        let value = |nth: usize| match nth % 5 {
+        let value = |nth: usize| match nth % 7 {
             0 => Kept::Text(nth as u32 * 900),
             1 => Kept::Frame(nth as u32),
             2 => Kept::Stack(nth as u32),
             3 => Kept::Gone,
+            4 | 5 => Kept::Pair(nth % 7 == 5),
             _ => Kept::Other,
         };
         for nth in 0..3 * CHUNK {

@@ -5,25 +5,35 @@
 //! grows with what is allocated at a time, and not with the file; the peak and its holders are those of PyTorch's own
 //! visualiser.
 
-mod bands;
-mod curve;
+mod areas;
+pub(super) mod bands;
+mod blocks;
+pub(super) mod curve;
 mod input;
+mod layout;
 mod members;
 mod memo;
+mod outcome;
 mod pickle;
+mod places;
 mod replay;
 mod stacks;
 mod values;
 
+use blocks::Owned;
 use highwater_core::gpu::Device;
 use highwater_core::source::OpenError;
-use highwater_engine::recording::allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
+use highwater_engine::recording::allocator::{
+    Allocator, BandMoment, Bands, Failure, HeldBlock, HeldMemory, Holder, Moment,
+};
 use highwater_engine::recording::lines::LineFile;
 pub use highwater_engine::recording::tape::{Format, READING_NS, Tape, Times};
 use highwater_engine::recording::track::Track;
-use highwater_engine::recording::{FileProblem, SkippedLines, printable};
+use highwater_engine::recording::{FileProblem, SkippedLines};
+use outcome::Device as Traced;
+use places::Places;
 use replay::Replay;
-use stacks::{NO_LINE, Stacks};
+use stacks::Stacks;
 use std::path::Path;
 
 const FORMAT: Format = Format {
@@ -33,15 +43,15 @@ const FORMAT: Format = Format {
 };
 /// The largest snapshot, unpacked, bytes.
 const MOST_BYTES: u64 = 64 << 30;
-/// Maximum number of holders, and of failures, listed of one device; maximum number of both together of all devices.
-const MOST_HOLDERS: usize = 100;
-const MOST_LISTED: usize = 512;
+/// Maximum number of failures that are listed of one device, and of all devices.
+const MOST_FAILURES: usize = 100;
+const MOST_OF_ALL: usize = 256;
+/// Maximum number of stacks that are kept of all devices, of those that held memory at the peak and of those at the end. Two
+/// snapshots are compared by them.
+const MOST_HOLDERS: usize = 1 << 13;
 /// Maximum number of places of a GPU with memory over time, and of GPUs that have them. They take most of a page.
 const MOST_SITES: usize = 12;
 const MOST_BANDED: usize = 8;
-/// The most frames of a stack that are listed, and the longest name of a file or function, characters.
-const MOST_FRAMES: usize = 64;
-const LONGEST_NAME: usize = 150;
 
 /// Reads a snapshot.
 ///
@@ -61,20 +71,22 @@ pub(crate) fn tape(path: &Path, file: &LineFile) -> Result<Tape, OpenError> {
             skipped.add_many(path, count, what);
         }
     }
-    let devices = replay.finish(&top);
+    let devices: Vec<Traced> = replay.finish(&top).into_iter().map(Traced::of).collect();
     // Before PyTorch 2.1, entries had no times.
     let traces = || devices.iter().map(|device| &device.trace).filter(|trace| trace.events > 0);
     let has_times = traces().next().is_some() && traces().all(|trace| trace.begin_us.is_some());
     let span = (traces().filter_map(|trace| trace.begin_us).min(), traces().filter_map(|trace| trace.end_us).max());
     let times = Timing { has_times, span };
-    let most = (MOST_LISTED / devices.len().max(1) / 2).clamp(1, MOST_HOLDERS);
+    let count = devices.len().max(1);
+    let most = Most { failures: (MOST_OF_ALL / count).clamp(1, MOST_FAILURES), holders: MOST_HOLDERS / count };
+    let mut places = Places::of(&stacks);
     let mut gpus = Vec::new();
     let mut allocators = Vec::new();
     for device in &devices {
         let known = Device { index: device.device.to_string(), ..Device::default() };
         let number = u32::try_from(device.device).unwrap_or(u32::MAX);
         gpus.push((known, Track::new(number, times.points(device))));
-        allocators.push(allocator(gpus.len() - 1, device, &stacks, times, most));
+        allocators.push(allocator(gpus.len() - 1, device, &mut places, times, most));
     }
     let times = if has_times { Times::Unix } else { Times::Readings };
     let mut tape = Tape::imported(path, Format { times, ..FORMAT }, gpus, skipped)?;
@@ -98,7 +110,7 @@ impl Timing {
     }
 
     /// The curve of allocated memory, as thinned for drawing. Without entries, it is constant: the memory in use at the end.
-    fn points(self, device: &replay::Device) -> Vec<(i64, Option<u64>)> {
+    fn points(self, device: &Traced) -> Vec<(i64, Option<u64>)> {
         let absolute = |level: i64| u64::try_from(device.allocated_before.saturating_add(level)).ok();
         if device.trace.events == 0 {
             let (begin, end) = if self.has_times { self.span } else { (None, None) };
@@ -112,7 +124,14 @@ impl Timing {
     }
 }
 
-fn allocator(gpu: usize, device: &replay::Device, stacks: &Stacks, times: Timing, most: usize) -> Allocator {
+/// How much is listed of one device.
+#[derive(Debug, Clone, Copy)]
+struct Most {
+    failures: usize,
+    holders: usize,
+}
+
+fn allocator(gpu: usize, device: &Traced, places: &mut Places<'_>, times: Timing, most: Most) -> Allocator {
     let moment = |event: u64, time_us: Option<i64>, allocated: i64, reserved: i64| Moment {
         after_events: event,
         // Before the first entry, it is the begin.
@@ -121,19 +140,16 @@ fn allocator(gpu: usize, device: &replay::Device, stacks: &Stacks, times: Timing
         reserved: device.reserved_before.and_then(|before| u64::try_from(before.checked_add(reserved)?).ok()),
     };
     let peak = device.trace.peak;
-    let holders = device.holders.iter().take(most).map(|holder| Holder {
-        bytes: holder.bytes,
-        allocations: holder.allocations,
-        place: place(holder.stack, stacks),
-    });
-    let others = device.holders.get(most..).unwrap_or_default();
-    let failures = device.trace.failures.iter().take(most).map(|failure| Failure {
+    let failures = device.trace.failures.iter().take(most.failures).map(|failure| Failure {
         at: moment(failure.event, failure.time_us, failure.allocated, failure.reserved),
         requested: failure.requested,
         device_free: failure.device_free,
-        place: place(failure.stack, stacks),
+        stream: failure.stream,
+        layout: failure.layout.clone(),
+        place: places.place(failure.stack),
     });
-    let more = device.trace.failures.len().saturating_sub(most) as u64;
+    let failures: Vec<Failure> = failures.collect();
+    let more = device.trace.failures.len().saturating_sub(most.failures) as u64;
     Allocator {
         gpu,
         events: device.trace.events,
@@ -141,22 +157,47 @@ fn allocator(gpu: usize, device: &replay::Device, stacks: &Stacks, times: Timing
         reserved: device.segments.map(|segments| segments.reserved),
         in_use: device.segments.map(|segments| segments.in_use),
         requested: device.segments.and_then(|segments| segments.requested),
-        holders: holders.collect(),
-        others: (others.len(), others.iter().fold(0, |sum, holder| sum.saturating_add(holder.bytes))),
-        failures: failures.collect(),
+        is_by_category: false,
+        at_peak: held(&device.holders, places, most.holders),
+        at_end: device.holders_at_end.as_ref().map(|holders| held(holders, places, most.holders)),
+        blocks_at_peak: blocks(&device.blocks_at_peak, places),
+        blocks_at_end: blocks(&device.blocks_at_end, places),
+        layout_at_peak: device.layout_at_peak.clone(),
+        layout_at_end: device.layout_at_end.clone(),
+        failures,
         failures_left_out: device.trace.failures_left_out.saturating_add(more),
-        bands: if gpu < MOST_BANDED { bands(&device.banded, stacks, times) } else { Bands::default() },
+        bands: if gpu < MOST_BANDED { bands(&device.banded, places, times) } else { Bands::default() },
     }
 }
 
+fn held(holders: &[outcome::Holder], places: &mut Places<'_>, most: usize) -> HeldMemory {
+    let (listed, others) = holders.split_at(most.min(holders.len()));
+    let holder = |holder: &outcome::Holder| Holder {
+        bytes: holder.bytes,
+        allocations: Some(holder.allocations),
+        place: places.place(holder.stack),
+    };
+    let bytes = others.iter().fold(0, |sum: u64, holder| sum.saturating_add(holder.bytes));
+    HeldMemory { holders: listed.iter().map(holder).collect(), others: (others.len(), bytes) }
+}
+
+fn blocks(of: &[Owned], places: &mut Places<'_>) -> Vec<HeldBlock> {
+    let block = |block: &Owned| HeldBlock {
+        bytes: block.bytes,
+        entry: Some(u64::from(block.event)).filter(|entry| *entry > 0),
+        place: places.place(block.stack),
+    };
+    of.iter().map(block).collect()
+}
+
 /// Who held memory over time, by place in the program.
-fn bands(of: &bands::Banded, stacks: &Stacks, times: Timing) -> Bands {
+fn bands(of: &bands::Banded, places: &mut Places<'_>, times: Timing) -> Bands {
     let mut sites: Vec<Option<String>> = Vec::new();
     let site_of: Vec<usize> = of
         .holders
         .iter()
         .map(|stack| {
-            let site = place(*stack, stacks).site;
+            let site = places.place(*stack).site;
             sites.iter().position(|known| *known == site).unwrap_or_else(|| {
                 sites.push(site);
                 sites.len() - 1
@@ -175,43 +216,6 @@ fn bands(of: &bands::Banded, stacks: &Stacks, times: Timing) -> Bands {
     });
     let moments: Vec<BandMoment> = moments.collect();
     Bands { sites, moments }.largest(MOST_SITES)
-}
-
-/// Parts of the paths of Python files that are not the program's own: PyTorch, other packages, Python itself.
-const NOT_OWN: [&str; 4] = ["/torch/", "site-packages/", "dist-packages/", "<frozen "];
-
-fn place(stack: u32, stacks: &Stacks) -> Place {
-    let frames = stacks.stack_of(stack).iter().map(|frame| stacks.frame_of(*frame));
-    let frames: Vec<_> =
-        frames.map(|frame| (stacks.text_of(frame.file), frame.line, stacks.text_of(frame.name))).collect();
-    let shown = |(file, line, name): &(&str, u32, &str)| {
-        let end: String = file.chars().rev().take(LONGEST_NAME).collect();
-        let (file, name): (String, String) = (end.chars().rev().collect(), name.chars().take(LONGEST_NAME).collect());
-        let line = if *line == NO_LINE { "?".to_owned() } else { line.to_string() };
-        printable(&format!("{file}:{line}:{name}"))
-    };
-    let of_python = |file: &str| file.ends_with(".py") || file.starts_with("<ipython");
-    let is_own = |file: &str| of_python(file) && !NOT_OWN.iter().any(|part| file.contains(part));
-    let of_python =
-        frames.iter().find(|frame| is_own(frame.0)).or_else(|| frames.iter().find(|frame| of_python(frame.0)));
-    let site = of_python
-        .map(shown)
-        .or_else(|| of_cpp(frames.iter().map(|frame| frame.2)))
-        .or_else(|| frames.last().map(shown));
-    Place { site, frames: frames.iter().take(MOST_FRAMES).map(shown).collect() }
-}
-
-/// What PyTorch did, by the names of its C++ functions, innermost first. For stacks without Python frames, such as those of the
-/// threads of the backward pass.
-fn of_cpp<'a>(names: impl DoubleEndedIterator<Item = &'a str> + Clone) -> Option<String> {
-    let word =
-        |text: &str| text.split(|one: char| !one.is_alphanumeric() && one != '_').next().unwrap_or_default().to_owned();
-    let mut passes = names
-        .clone()
-        .filter_map(|name| name.strip_prefix("torch::autograd::generated::").filter(|rest| rest.contains("::apply(")));
-    let mut operators = names.rev().filter_map(|name| name.strip_prefix("at::_ops::"));
-    let pass = passes.next().map(|rest| printable(&format!("backward pass, {}", word(rest))));
-    pass.or_else(|| operators.next().map(|rest| printable(&format!("operator {}", word(rest)))))
 }
 
 #[cfg(test)]

@@ -80,8 +80,10 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                 self.marks.push(self.values.len().saturating_sub(1));
                 self.append_items()
             }
-            b'N' | 0x88 | 0x89 | b')' | 0x8f => self.push(Value::Other),
-            0x85..=0x87 => {
+            0x88 | 0x89 => self.push(Value::Bool(opcode == 0x88)),
+            b'N' | b')' | 0x8f => self.push(Value::Other),
+            0x86 => self.pair(),
+            0x85 | 0x87 => {
                 self.marks.push(self.values.len().saturating_sub(usize::from(opcode - 0x84)));
                 self.drop_to_mark()?;
                 self.push(Value::Other)
@@ -185,6 +187,18 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     fn open(&mut self, container: Value) -> Parsed<()> {
         self.waiting_bytes += CONTAINER_BYTES;
         self.push(container)
+    }
+
+    /// A tuple of two.
+    fn pair(&mut self) -> Parsed<()> {
+        let begin = self.values.len().saturating_sub(2);
+        let pair = match &self.values[begin..] {
+            [Value::Int(one), Value::Int(other)] => Value::Pair((*one, *other) != (0, 0)),
+            _ => Value::Other,
+        };
+        self.marks.push(begin);
+        self.drop_to_mark()?;
+        self.push(pair)
     }
 
     /// The number of something that is remembered.
@@ -358,6 +372,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
             }
             Some(Kept::Stack(stack)) => Value::Stack(stack),
             Some(Kept::Other) => Value::Other,
+            Some(Kept::Pair(is_set)) => Value::Pair(is_set),
             Some(Kept::Open(place)) => {
                 self.complete(at, place as usize)?;
                 return self.recall(at);

@@ -5,13 +5,16 @@
 //! is freed, or in use at the end, without an allocation in the trace counts from the begin; one pass is enough, in memory that
 //! grows with what is allocated at a time and not with the trace.
 
-use super::bands::{Banded, Bands};
+use super::areas::Areas;
+use super::bands::Bands;
+use super::blocks::{Blocks, Owned};
 use super::curve::{AllocatorCurve, Level};
 use super::input::Parsed;
+use super::layout::Area;
 use super::stacks::{NONE, Stacks};
-use super::values::{Entry, MOST_DEVICES, Segment, Sink, Top};
-use highwater_engine::recording::FileProblem;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use super::values::{Block, Entry, MOST_DEVICES, Segment, Sink, Top};
+use highwater_engine::recording::{FileProblem, Layout};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The most allocations at a time of all traces, and the most blocks of all segments.
 const MOST_LIVE: usize = 1 << 20;
@@ -19,16 +22,20 @@ const MOST_LIVE: usize = 1 << 20;
 const MOST_HELD: usize = 1 << 19;
 /// The most failures that are listed of one trace.
 const MOST_FAILURES: usize = 64;
-
+/// The most blocks and segments that are kept of all failures, to know how memory lay then: 8 MiB. Of later failures that is not
+/// known.
+const MOST_OF_FAILURES: usize = 1 << 18;
+/// Maximum number of segments of the snapshot.
+const MOST_SEGMENTS: usize = 1 << 18;
 /// What one stack holds. Bytes, and how many allocations.
 #[derive(Debug, Clone, Copy, Default)]
-struct Held {
-    now: (i64, i64),
+pub(super) struct Held {
+    pub now: (i64, i64),
     /// What it held at peak number `peak`. If there has been a newer peak since, it held `now` there: it has not
     /// changed.
-    at_peak: (i64, i64),
+    pub at_peak: (i64, i64),
     /// The number of the last peak before the latest change.
-    peak: u32,
+    pub peak: u32,
 }
 
 /// The allocator found no memory.
@@ -42,6 +49,10 @@ pub(super) struct Failure {
     pub allocated: i64,
     pub reserved: i64,
     pub stack: u32,
+    pub stream: Option<u64>,
+    /// The blocks and segments that the history had made until then, if they are kept.
+    pub state: Option<(Vec<Owned>, Vec<Area>)>,
+    pub layout: Option<Layout>,
 }
 
 /// One trace. Levels are relative to its begin, whose levels are known only at its end.
@@ -52,18 +63,19 @@ pub(super) struct DeviceTrace {
     pub end_us: Option<i64>,
     last_us: Option<i64>,
     allocated: i64,
-    reserved: i64,
+    pub reserved: i64,
     /// Bytes that were freed in the trace without having been allocated in it.
-    freed_before: i64,
-    live: HashMap<u64, (u64, u32)>,
-    held: HashMap<u32, Held>,
+    pub freed_before: i64,
+    pub blocks: Blocks,
+    pub areas: Areas,
+    pub held: HashMap<u32, Held>,
     pub peak: Peak,
     /// How many peaks there were.
-    peaks: u32,
+    pub peaks: u32,
     pub curve: AllocatorCurve,
-    bands: Bands,
+    pub bands: Bands,
     /// `freed_before` by stack.
-    before: HashMap<u32, u64>,
+    pub before: HashMap<u32, u64>,
     pub failures: Vec<Failure>,
     pub failures_left_out: u64,
 }
@@ -78,13 +90,17 @@ pub(super) struct Peak {
     pub reserved: i64,
 }
 
+/// A block of the snapshot that is in use.
 #[derive(Debug, Clone, Copy)]
-struct Resident {
-    device: i64,
-    address: Option<u64>,
+pub(super) struct Resident {
+    pub device: i64,
+    pub address: Option<u64>,
+    pub size: u64,
     /// What was asked for; all of it where that is not known.
-    requested: u64,
-    stack: u32,
+    pub requested: u64,
+    pub stack: u32,
+    /// Whether the program has it. If not, the GPU still uses it.
+    pub is_allocated: bool,
 }
 
 /// The numbers of the texts of actions.
@@ -94,6 +110,8 @@ struct Actions {
     free: [u32; 2],
     reserve: [u32; 2],
     release: [u32; 2],
+    /// Of the above, those of segments that grow.
+    grow: [u32; 2],
     oom: u32,
 }
 
@@ -104,9 +122,12 @@ pub(super) struct Replay {
     traces: Vec<DeviceTrace>,
     blocks: Vec<Resident>,
     segments: BTreeMap<i64, Segments>,
+    /// The segments, with their devices.
+    areas: Vec<(i64, Area)>,
     /// Of all traces.
     live: usize,
     held: usize,
+    of_failures: usize,
     pub skipped: u64,
     /// Entries whose stack is not kept.
     pub without_room: u64,
@@ -115,6 +136,8 @@ pub(super) struct Replay {
 /// The segments of a device at the end. Bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Segments {
+    /// Whether all of them have addresses, and are kept.
+    pub is_whole: bool,
     pub reserved: u64,
     /// Of that, blocks in use.
     pub in_use: u64,
@@ -122,32 +145,16 @@ pub(super) struct Segments {
     pub requested: Option<u64>,
 }
 
-/// What a stack held at the peak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Holder {
-    pub stack: u32,
-    pub bytes: u64,
-    pub allocations: u64,
-}
-
-/// The result of the replay for one device. Bytes.
+/// What the replay has of one device.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct Replayed {
     pub device: i64,
     pub trace: DeviceTrace,
-    /// What was allocated and reserved at the begin.
-    pub allocated_before: i64,
-    pub reserved_before: Option<i64>,
-    /// At the end, where the snapshot has segments of the device.
+    /// At the end, where the snapshot has segments of the device, with their places and the blocks in use.
     pub segments: Option<Segments>,
-    /// The stacks that held memory at the peak, the largest holder first.
-    pub holders: Vec<Holder>,
-    /// The stacks that held the most at any time, with what they held over time.
-    pub banded: Banded,
+    pub areas: Vec<Area>,
+    pub blocks: Vec<Resident>,
 }
-
-/// The most stacks whose levels over time are kept of a device.
-const MOST_BANDED: usize = 64;
 
 impl Replay {
     pub fn new(stacks: &mut Stacks) -> Self {
@@ -157,14 +164,25 @@ impl Replay {
             free: [text("free_completed"), text("free")],
             reserve: [text("segment_alloc"), text("segment_map")],
             release: [text("segment_free"), text("segment_unmap")],
+            grow: [text("segment_map"), text("segment_unmap")],
             oom: text("oom"),
         };
-        let (traces, blocks, segments) = (Vec::new(), Vec::new(), BTreeMap::new());
-        Self { actions, traces, blocks, segments, live: 0, held: 0, skipped: 0, without_room: 0 }
+        Self {
+            actions,
+            traces: Vec::new(),
+            blocks: Vec::new(),
+            segments: BTreeMap::new(),
+            areas: Vec::new(),
+            live: 0,
+            held: 0,
+            of_failures: 0,
+            skipped: 0,
+            without_room: 0,
+        }
     }
 
-    /// Returns the result for each device that has a trace or memory.
-    pub fn finish(mut self, top: &Top) -> Vec<Device> {
+    /// Returns what there is of each device that has a trace or memory.
+    pub fn finish(mut self, top: &Top) -> Vec<Replayed> {
         let traced = top.traces.iter().enumerate().filter(|(_, trace)| trace.is_some());
         let traced = traced.filter_map(|(device, _)| i64::try_from(device).ok());
         let devices: BTreeSet<i64> = traced.chain(self.segments.keys().copied()).collect();
@@ -172,8 +190,11 @@ impl Replay {
         for device in devices {
             let at = usize::try_from(device).ok().and_then(|device| *top.traces.get(device)?);
             let trace = at.and_then(|at| self.traces.get_mut(at as usize)).map(std::mem::take).unwrap_or_default();
-            let blocks = self.blocks.iter().filter(|block| block.device == device);
-            found.push(Device::of(device, trace, self.segments.get(&device).copied(), blocks));
+            let (blocks, others) = self.blocks.into_iter().partition(|block| block.device == device);
+            self.blocks = others;
+            let areas = self.areas.iter().filter(|(of, _)| *of == device).map(|(_, area)| *area).collect();
+            let segments = self.segments.get(&device).copied();
+            found.push(Replayed { device, trace, segments, areas, blocks });
         }
         found
     }
@@ -190,11 +211,14 @@ impl Sink for Replay {
 
     fn entry(&mut self, trace: u32, entry: Entry) -> Parsed<()> {
         let Some(trace) = self.traces.get_mut(trace as usize) else { return Ok(()) };
-        let (live, held) = (trace.live.len(), trace.held.len());
+        let (live, held) = (trace.blocks.len(), trace.held.len());
         let has_room = self.held < MOST_HELD || trace.held.contains_key(&entry.stack);
         trace.add(&self.actions, &Entry { stack: if has_room { entry.stack } else { NONE }, ..entry })?;
+        if entry.action == self.actions.oom {
+            self.of_failures += trace.keep_state(MOST_OF_FAILURES.saturating_sub(self.of_failures));
+        }
         self.without_room += u64::from(!has_room);
-        self.live = self.live + trace.live.len() - live;
+        self.live = self.live + trace.blocks.len() - live;
         self.held = self.held + trace.held.len() - held;
         if self.live > MOST_LIVE {
             return Err(FileProblem::too_many(MOST_LIVE, "live allocations at a time").into());
@@ -203,19 +227,25 @@ impl Sink for Replay {
     }
 
     fn segment(&mut self, segment: Segment) -> Parsed<()> {
-        let Segment { device, total, blocks } = segment;
-        let sums = self.segments.entry(device).or_insert(Segments { reserved: 0, in_use: 0, requested: Some(0) });
+        let Segment { device, address, total, kind, blocks } = segment;
+        let none = Segments { is_whole: true, reserved: 0, in_use: 0, requested: Some(0) };
+        let sums = self.segments.entry(device).or_insert(none);
         sums.reserved = sums.reserved.saturating_add(total);
+        match address.filter(|_| self.areas.len() < MOST_SEGMENTS) {
+            Some(begin) => self.areas.push((device, Area { begin, bytes: total, kind })),
+            None => sums.is_whole = false,
+        }
         for block in blocks.iter().filter(|block| block.is_in_use) {
             sums.in_use = sums.in_use.saturating_add(block.size);
             sums.requested = sums.requested.zip(block.requested).map(|(sum, bytes)| sum.saturating_add(bytes));
         }
-        for block in blocks.iter().filter(|block| block.is_allocated) {
+        for block in blocks.iter().filter(|block| block.is_in_use) {
             if self.blocks.len() >= MOST_LIVE {
                 return Err(FileProblem::too_many(MOST_LIVE, "blocks in use in its segments").into());
             }
-            let (address, requested, stack) = (block.address, block.requested.unwrap_or(block.size), block.stack);
-            self.blocks.push(Resident { device, address, requested, stack });
+            let Block { address, size, requested, is_allocated, stack, .. } = *block;
+            let requested = requested.unwrap_or(size);
+            self.blocks.push(Resident { device, address, size, requested, stack, is_allocated });
         }
         if self.segments.len() > MOST_DEVICES {
             return Err(FileProblem::too_many(MOST_DEVICES, "devices in its segments").into());
@@ -254,19 +284,22 @@ impl DeviceTrace {
             self.hold(entry.stack, size, 1);
             self.bands.change(self.events, time_us, entry.stack, size);
             if let Some(address) = entry.address {
-                self.live.insert(address, (entry.size, entry.stack));
+                self.blocks.allocate(address, entry.size, entry.stack, self.events);
             }
             if self.allocated > self.peak.allocated {
+                self.blocks.peak();
+                self.areas.peak();
                 self.peak = Peak { event: self.events, time_us, allocated: self.allocated, reserved: self.reserved };
                 self.peaks = self.peaks.wrapping_add(1);
             }
         } else if actions.free.contains(&action) {
-            if let Some((bytes, stack)) = entry.address.and_then(|address| self.live.remove(&address)) {
+            if let Some(Owned { bytes, stack, .. }) = self.blocks.free(entry.address, self.peak.event) {
                 let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
                 self.allocated = sum(self.allocated, -bytes)?;
                 self.hold(stack, -bytes, -1);
                 self.bands.change(self.events, time_us, stack, -bytes);
             } else {
+                self.blocks.free_before(entry.address, entry.size, entry.stack, self.events);
                 self.allocated = sum(self.allocated, -size)?;
                 self.freed_before = sum(self.freed_before, size)?;
                 self.bands.change(self.events, time_us, entry.stack, -size);
@@ -278,8 +311,10 @@ impl DeviceTrace {
             }
         } else if actions.reserve.contains(&action) {
             self.reserved = sum(self.reserved, size)?;
+            self.areas.reserve(entry, self.events, actions.grow.contains(&action));
         } else if actions.release.contains(&action) {
             self.reserved = sum(self.reserved, -size)?;
+            self.areas.release(entry, self.events, actions.grow.contains(&action), self.peak.event);
         } else {
             if action == actions.oom {
                 self.fail(entry);
@@ -303,7 +338,21 @@ impl DeviceTrace {
             allocated: self.allocated,
             reserved: self.reserved,
             stack: entry.stack,
+            stream: entry.stream,
+            state: None,
+            layout: None,
         });
+    }
+
+    /// Keeps the blocks and segments of the last failure, if it is listed and they are at most `most`; returns how many they are.
+    fn keep_state(&mut self, most: usize) -> usize {
+        let event = self.events;
+        let Some(failure) = self.failures.last_mut().filter(|failure| failure.event == event) else { return 0 };
+        if self.blocks.len() > most {
+            return 0;
+        }
+        failure.state = self.areas.now().map(|areas| (self.blocks.now(), areas));
+        failure.state.as_ref().map_or(0, |(blocks, areas)| blocks.len() + areas.len())
     }
 
     /// What a stack holds, with what it held at the last peak kept.
@@ -319,48 +368,5 @@ impl DeviceTrace {
     fn hold(&mut self, stack: u32, bytes: i64, allocations: i64) {
         let held = self.touch(stack);
         held.now = (held.now.0.saturating_add(bytes), held.now.1 + allocations);
-    }
-}
-
-impl Device {
-    fn of<'a>(
-        device: i64,
-        mut trace: DeviceTrace,
-        segments: Option<Segments>,
-        blocks: impl Iterator<Item = &'a Resident>,
-    ) -> Self {
-        let mut held = std::mem::take(&mut trace.held);
-        for of in held.values_mut() {
-            of.at_peak = if of.peak == trace.peaks { of.at_peak } else { of.now };
-        }
-        // What is in use and was not allocated in the trace was there all the time.
-        let mut allocated_before = trace.freed_before;
-        let mut before = std::mem::take(&mut trace.before);
-        let mut seen = HashSet::new();
-        for block in blocks {
-            let is_traced =
-                block.address.is_some_and(|address| trace.live.contains_key(&address) || !seen.insert(address));
-            if !is_traced {
-                let bytes = i64::try_from(block.requested).unwrap_or(i64::MAX);
-                allocated_before = allocated_before.saturating_add(bytes);
-                let level = before.entry(block.stack).or_default();
-                *level = level.saturating_add(block.requested);
-                let held = held.entry(block.stack).or_default();
-                held.at_peak = (held.at_peak.0.saturating_add(bytes), held.at_peak.1 + 1);
-            }
-        }
-        trace.live = HashMap::new();
-        let mut holders: Vec<Holder> = held
-            .into_iter()
-            .filter_map(|(stack, Held { at_peak: (bytes, allocations), .. })| {
-                let (bytes, allocations) = (u64::try_from(bytes).ok()?, u64::try_from(allocations).ok()?);
-                (allocations > 0).then_some(Holder { stack, bytes, allocations })
-            })
-            .collect();
-        holders.sort_unstable_by_key(|holder| (std::cmp::Reverse(holder.bytes), holder.stack));
-        let reserved_before =
-            segments.and_then(|segments| i64::try_from(segments.reserved).ok()?.checked_sub(trace.reserved));
-        let banded = std::mem::take(&mut trace.bands).finish(&before, MOST_BANDED);
-        Self { device, trace, allocated_before, reserved_before, segments, holders, banded }
     }
 }

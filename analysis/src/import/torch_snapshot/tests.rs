@@ -35,21 +35,21 @@ fn the_snapshot_of_a_training_job() {
     assert_eq!((of.peak.allocated, of.peak.reserved), (Some(739_917_828), Some(752_877_568)));
     assert_eq!((of.reserved, of.in_use, of.failures.len()), (Some(752_877_568), Some(471_056_384), 0));
     // 16 weights and their gradients; the first were there before the history began.
-    let held: Vec<_> = of.holders.iter().take(2).map(|holder| (holder.bytes, holder.allocations)).collect();
-    assert_eq!(held, [(134_299_648, 16), (134_299_648, 16)]);
+    let held: Vec<_> = of.at_peak.holders.iter().take(2).map(|holder| (holder.bytes, holder.allocations)).collect();
+    assert_eq!(held, [(134_299_648, Some(16)); 2]);
     assert_eq!(
-        (of.holders[0].place.site.as_deref(), of.holders[1].place.site.as_deref()),
+        (of.at_peak.holders[0].place.site.as_deref(), of.at_peak.holders[1].place.site.as_deref()),
         (None, Some("train.py:14:step"))
     );
     // Gradients, on a thread of the backward pass, which has no Python.
     let site = |name: &str| {
-        let of = of.holders.iter().filter(|holder| holder.place.site.as_deref() == Some(name));
-        of.fold((0, 0), |sum, holder| (sum.0 + holder.bytes, sum.1 + holder.allocations))
+        let of = of.at_peak.holders.iter().filter(|holder| holder.place.site.as_deref() == Some(name));
+        of.fold((0, 0), |sum, holder| (sum.0 + holder.bytes, sum.1 + holder.allocations.unwrap_or(0)))
     };
     assert_eq!(site("backward pass, AddmmBackward0"), (167_772_160, 9));
     assert_eq!(site("operator sum_dim_IntList"), (81_920, 8));
-    let sum: u64 = of.holders.iter().map(|holder| holder.bytes).sum();
-    assert_eq!(sum + of.others.1, 739_917_828);
+    let sum: u64 = of.at_peak.holders.iter().map(|holder| holder.bytes).sum();
+    assert_eq!(sum + of.at_peak.others.1, 739_917_828);
     // The curve is drawn with the peak at its time.
     assert_eq!(tape.tracks[0].used_at(1_795_207_208_451_101_000), Some(739_917_828));
     assert_eq!(tape.tracks[0].points().filter_map(|(_, used)| used).max(), Some(739_917_828));
@@ -161,7 +161,7 @@ fn a_snapshot_without_a_history_has_what_is_in_use() {
         (of.reserved, of.in_use, of.requested, of.peak.allocated),
         (Some(2 << 20), Some(512), Some(256), Some(256))
     );
-    assert_eq!((of.events, of.holders[0].bytes, of.holders[0].allocations), (0, 256, 1));
+    assert_eq!((of.events, of.at_peak.holders[0].bytes, of.at_peak.holders[0].allocations), (0, 256, Some(1)));
 }
 
 /// PyTorch's own pickler hands over all entries of a trace at once, however many there are, and so a list of frames.
@@ -181,7 +181,7 @@ fn entries_that_come_all_at_once_are_read_as_they_come() {
     bytes.extend(b"eeu.");
     let tape = read(&bytes).expect("a snapshot");
     let of = &tape.allocators[0];
-    assert_eq!((of.events, of.holders.len()), (900_000, 1));
+    assert_eq!((of.events, of.at_peak.holders.len()), (900_000, 1));
     assert_eq!(tape.format.times, Times::Readings);
     // Of each three entries, the third frees what the first or second allocated.
     assert_eq!((of.peak.allocated, of.peak.after_events), (Some(300_001 * 10), 899_999));
@@ -240,4 +240,88 @@ fn a_device_that_did_nothing_has_its_memory_all_the_time() {
     assert_eq!(levels(0), [Some(70), Some(70), Some(0)]);
     assert_eq!(levels(1), [Some(256); 3]);
     assert_eq!((tape.allocators[0].reserved, tape.allocators[1].reserved), (None, Some(4_096)));
+}
+
+/// A text of a pickle.
+fn short_text(text: &str) -> Vec<u8> {
+    [b"U", &[u8::try_from(text.len()).expect("short")][..], text.as_bytes()].concat()
+}
+
+/// A dictionary of numbers and texts, those of the first before those of the second, and what follows.
+fn dict(texts: &[(&str, &str)], numbers: &[(&str, i32)], rest: &[u8]) -> Vec<u8> {
+    let texts = texts.iter().map(|(key, text)| [short_text(key), short_text(text)].concat());
+    let numbers = numbers.iter().map(|(key, number)| [&short_text(key)[..], b"J", &number.to_le_bytes()].concat());
+    [&b"}("[..], &texts.chain(numbers).collect::<Vec<_>>().concat(), rest, b"u"].concat()
+}
+
+const MIB: i32 = 1 << 20;
+
+/// A segment of 20 MiB at 20 MiB, of which the history allocates three parts and frees the first and the last, and asks for 10 MiB
+/// in vain.
+fn fragmented(is_wrong: bool) -> Tape {
+    let act = |action: &str, mib: i32, size: i32| {
+        dict(&[("action", action)], &[("addr", mib * MIB), ("size", size * MIB), ("stream", 0)], b"")
+    };
+    let trace = [
+        act("segment_alloc", 20, 20),
+        act("alloc", 20, 6),
+        act("alloc", 26, 6),
+        act("alloc", 32, if is_wrong { 9 } else { 6 }),
+        act("free_completed", 20, 6),
+        act("free_completed", 32, 6),
+        dict(&[("action", "oom")], &[("size", 10 * MIB), ("stream", 0), ("device_free", 5)], b""),
+    ];
+    let block = |state: &str, mib: i32| dict(&[("state", state)], &[("size", mib * MIB)], b"");
+    let blocks = [block("inactive", 6), block("active_allocated", 6), block("inactive", 8)].concat();
+    // Its pool is (0, 7), that of a CUDA graph.
+    let rest = [
+        &short_text("blocks")[..],
+        b"](",
+        &blocks,
+        b"e",
+        &short_text("segment_pool_id"),
+        b"K\0K\x07\x86",
+        &short_text("is_expandable"),
+        b"\x89",
+    ]
+    .concat();
+    let numbers = [("device", 0), ("address", 20 * MIB), ("total_size", 20 * MIB), ("stream", 0)];
+    let segment = dict(&[("segment_type", "large")], &numbers, &rest);
+    read(&snapshot(&segment, &trace.concat())).expect("a snapshot")
+}
+
+#[test]
+fn segments_are_known_at_the_peak_at_a_failure_and_at_the_end() {
+    let tape = fragmented(false);
+    let of = &tape.allocators[0];
+    let laid = |layout: &Option<highwater_engine::recording::Layout>| {
+        let whole = layout.as_ref().expect("known").whole();
+        (whole.segments, whole.pieces, whole.free >> 20, whole.largest_piece >> 20, whole.in_blocks >> 20)
+    };
+    assert_eq!((of.peak.after_events, of.peak.allocated), (4, Some(18 << 20)));
+    assert_eq!(laid(&of.layout_at_peak), (1, 1, 2, 2, 18));
+    assert_eq!(laid(&of.failures[0].layout), (1, 2, 14, 8, 6));
+    assert_eq!(laid(&of.layout_at_end), (1, 2, 14, 8, 6));
+    let pool = &of.layout_at_end.as_ref().expect("known").pools[0];
+    assert_eq!(
+        (pool.stream, pool.is_small, pool.is_private, pool.is_expandable),
+        (Some(0), Some(false), Some(true), false)
+    );
+    let sizes = |blocks: &[highwater_engine::recording::HeldBlock]| -> Vec<_> {
+        blocks.iter().map(|block| (block.bytes >> 20, block.entry)).collect()
+    };
+    assert_eq!(sizes(&of.blocks_at_peak), [(6, Some(2)), (6, Some(3)), (6, Some(4))]);
+    assert_eq!(sizes(&of.blocks_at_end), [(6, Some(3))]);
+    assert_eq!(of.at_end.as_ref().map(highwater_engine::recording::HeldMemory::bytes), Some(6 << 20));
+}
+
+#[test]
+fn a_history_that_contradicts_itself_has_no_layout() {
+    let tape = fragmented(true);
+    let of = &tape.allocators[0];
+    // A block of 9 MiB at 32 MiB lies across the end of its segment.
+    assert_eq!(
+        (of.layout_at_peak.is_some(), of.failures[0].layout.is_some(), of.layout_at_end.is_some()),
+        (false, true, true)
+    );
 }

@@ -6,7 +6,8 @@
 use super::input::Parsed;
 use super::members::{
     ACTION, ACTIVE_ALLOCATED, ACTIVE_AWAITING_FREE, ACTIVE_PENDING_FREE, ADDR, ADDRESS, BLOCKS, DEVICE, DEVICE_FREE,
-    DEVICE_TRACES, FILENAME, FRAMES, LINE, MEMBERS, NAME, REQUESTED_SIZE, SEGMENTS, SIZE, STATE, TIME_US, TOTAL_SIZE,
+    DEVICE_TRACES, FILENAME, FRAMES, IS_EXPANDABLE, LARGE, LINE, MEMBERS, NAME, REQUESTED_SIZE, SEGMENT_POOL_ID,
+    SEGMENT_TYPE, SEGMENTS, SIZE, SMALL, STATE, STREAM, TIME_US, TOTAL_SIZE,
 };
 use super::memo::Kept;
 use super::stacks::{Frame, NO_LINE, NONE, Stacks};
@@ -24,8 +25,22 @@ pub(super) const MOST_DEVICES: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Segment {
     pub device: i64,
+    pub address: Option<u64>,
     pub total: u64,
+    pub kind: SegmentKind,
     pub blocks: Vec<Block>,
+}
+
+/// What requests a segment serves; `None` is not known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SegmentKind {
+    pub stream: Option<u64>,
+    /// Whether it is for requests up to 1 MiB.
+    pub is_small: Option<bool>,
+    /// Whether it belongs to a pool of its own, such as a CUDA graph's.
+    pub is_private: Option<bool>,
+    /// Whether it grows.
+    pub is_expandable: bool,
 }
 
 /// A part of a segment. Bytes.
@@ -53,6 +68,7 @@ pub(super) struct Entry {
     pub time_us: Option<i64>,
     pub stack: u32,
     pub device_free: Option<u64>,
+    pub stream: Option<u64>,
 }
 
 /// Where segments and entries go.
@@ -82,6 +98,9 @@ pub(super) enum Value {
     Int(i64),
     /// An integer above `i64::MAX`.
     Large(u64),
+    Bool(bool),
+    /// Two integers, and whether one of them is not 0.
+    Pair(bool),
     Text(u32),
     Frame(u32),
     Stack(u32),
@@ -114,7 +133,8 @@ impl Value {
             Self::Text(text) => Kept::Text(*text),
             Self::Frame(frame) => Kept::Frame(*frame),
             Self::Stack(stack) => Kept::Stack(*stack),
-            Self::Other | Self::Int(_) | Self::Large(_) => Kept::Other,
+            Self::Pair(is_set) => Kept::Pair(*is_set),
+            Self::Other | Self::Int(_) | Self::Large(_) | Self::Bool(_) => Kept::Other,
             _ => Kept::Gone,
         }
     }
@@ -190,6 +210,18 @@ impl Dict {
         if let Some(Value::Stack(stack)) = self.of(FRAMES) { *stack } else { NONE }
     }
 
+    fn segment_kind(&self) -> SegmentKind {
+        let is_small = match self.text(SEGMENT_TYPE) {
+            Some(SMALL) => Some(true),
+            Some(LARGE) => Some(false),
+            _ => None,
+        };
+        let is_private =
+            if let Some(Value::Pair(is_private)) = self.of(SEGMENT_POOL_ID) { Some(*is_private) } else { None };
+        let is_expandable = matches!(self.of(IS_EXPANDABLE), Some(Value::Bool(true)));
+        SegmentKind { stream: self.number(STREAM), is_small, is_private, is_expandable }
+    }
+
     /// Converts the complete dictionary into the value that its members identify.
     pub fn done(mut self, stacks: &mut Stacks) -> Value {
         if let Some(action) = self.text(ACTION) {
@@ -197,8 +229,9 @@ impl Dict {
             // As nanoseconds, it has to fit.
             let time_us = time_us.filter(|us| us.checked_mul(1_000).is_some());
             let Some(size) = self.number(SIZE) else { return Value::Other };
-            let (address, device_free) = (self.number(ADDR), self.number(DEVICE_FREE));
-            return Value::Entry(Box::new(Entry { action, address, size, time_us, stack: self.stack(), device_free }));
+            let (address, device_free, stream) = (self.number(ADDR), self.number(DEVICE_FREE), self.number(STREAM));
+            let stack = self.stack();
+            return Value::Entry(Box::new(Entry { action, address, size, time_us, stack, device_free, stream }));
         }
         if let Some(file) = self.text(FILENAME) {
             let line = self.number(LINE).and_then(|line| u32::try_from(line).ok()).unwrap_or(NO_LINE);
@@ -222,7 +255,8 @@ impl Dict {
             let Some(device) = self.number(DEVICE).and_then(|device| i64::try_from(device).ok()) else {
                 return Value::Other;
             };
-            let mut next = self.number(ADDRESS);
+            let (address, kind) = (self.number(ADDRESS), self.segment_kind());
+            let mut next = address;
             let blocks =
                 self.members.iter_mut().find(|(key, _)| *key == BLOCKS).map(|(_, value)| std::mem::take(value));
             let mut blocks = if let Some(Value::Blocks(blocks)) = blocks { blocks.into_vec() } else { Vec::new() };
@@ -231,7 +265,7 @@ impl Dict {
                 block.address = block.address.or(next);
                 next = block.address.and_then(|address| address.checked_add(block.size));
             }
-            return Value::Segment(Box::new(Segment { device, total, blocks }));
+            return Value::Segment(Box::new(Segment { device, address, total, kind, blocks }));
         }
         if self.has(SEGMENTS) || self.has(DEVICE_TRACES) {
             let traces = self.members.into_iter().rev().find(|(key, _)| *key == DEVICE_TRACES).map(|(_, value)| value);

@@ -43,7 +43,7 @@ function flameGraph(stacks, label) {
   const hasNative = stacks.frames.some((frame) => !isPython(frame)), native = element("input", { type: "checkbox", onchange: () => { root = shown = flameTree(stacks, native.checked); draw(); } });
   const graph = element("div", { class: "flame", role: "tree", "aria-label": label });
   const field = element("input", { type: "search", placeholder: "Search frames", "aria-label": `Search the frames of ${label}`, autocomplete: "off" });
-  const said = element("p", { class: "readout", role: "status" }), all = element("button", { onclick: () => zoom(root), "aria-label": `Show all of ${label}` }, "All");
+  const whole = element("div", {}), said = element("p", { class: "readout", role: "status" }), all = element("button", { onclick: () => zoom(root), "aria-label": `Show all of ${label}` }, "All");
   const share = (bytes) => `${gib(bytes)}, ${(bytes / root.bytes * 100).toFixed(1)} %`;
   const isMeant = (one) => site !== null ? one.own.has(site) : words !== "" && one.name.toLowerCase().includes(words);
 
@@ -77,6 +77,7 @@ function flameGraph(stacks, label) {
     graph.replaceChildren(...made);
     graph.style.height = `${depth * 19}px`;
     all.disabled = shown === root;
+    whole.replaceChildren(...site === null ? [] : stacksAt(stacks, site));
     const found = words !== "" || site !== null ? meant(root) : null;
     said.textContent = found === null ? `${shown === root ? "" : `${shown.name}: `}${share(shown.bytes)} of what was allocated at the peak. A click shows a frame alone.${cut ? ` Frames below the ${MOST_DEPTH}th are not drawn until one above them is shown alone.` : ""}`
       : `${site ?? `Frames with “${words}”`}: ${share(found)} of what was allocated at the peak.`;
@@ -95,6 +96,6 @@ function flameGraph(stacks, label) {
     event.preventDefault();
   });
   draw();
-  return { place: element("div", {}, element("div", { class: "tools" }, field, all, hasNative ? element("label", {}, native, " frames outside of Python") : null), graph, said),
+  return { place: element("div", {}, element("div", { class: "tools" }, field, all, hasNative ? element("label", {}, native, " frames outside of Python") : null), graph, said, whole),
     choose: (name) => { [shown, words, site, field.value] = [root, "", name, ""]; draw(); graph.scrollIntoView({ block: "nearest" }); } };
 }

@@ -148,7 +148,7 @@ function comparison(report) {
   const rows = report.comparison.recordings.map((one) => [one.name, ...beside(one.peak, gib), ...beside(one.mean, gib),
     ...beside(one.duration, time), ...beside(one.step, time)]);
   const memory = rows.length ? [element("h2", {}, "Comparison"), table("Each recording beside the first", ["recording", "peak", "change", "mean", "change", "duration", "change", "mean step", "change"], rows)] : [];
-  return [...memory, ...byPhase(report.comparison.phases), ...byKernel(report.comparison.kernels)];
+  return [...memory, ...byPlace(report.comparison.places), ...byPhase(report.comparison.phases), ...byKernel(report.comparison.kernels)];
 }
 
 // The kernels of traces whose time differs the most.
@@ -291,31 +291,7 @@ function tables(report, chart) {
         ["size", "allocated at", "lasted"], gpu.largest.map((one) => [gib(one.bytes), duration(seconds(one.after_ns)),
           one.freed ? duration(seconds(one.lasted_ns)) : "never freed"]), 0));
     }
-    for (const { index, uuid, allocator } of recording.gpus) {
-      if (!allocator) continue;
-      const { peak, holders, failures } = allocator, less = (whole, part) => whole === null || part === null ? null : whole - part;
-      const unused = less(peak.reserved_bytes, peak.allocated_bytes);
-      const rows = holders.map(([site, bytes, allocations]) => [site, gib(bytes), allocations.toLocaleString("en")]);
-      if (allocator.other_holders_bytes) rows.push(["others", gib(allocator.other_holders_bytes), ""]);
-      made.push(element("h2", {}, `Who held memory at the peak on GPU ${index}${of}`),
-        element("p", {}, `At its peak, the allocator had given ${gib(peak.allocated_bytes)} of ${gib(peak.reserved_bytes)} that it had reserved`
-          + `${unused !== null && unused >= 0 ? `; ${gib(unused)} were not in use` : ""}. At the end it had reserved ${gib(allocator.reserved_bytes)}: ${gib(less(allocator.reserved_bytes, allocator.in_use_bytes))} `
-          + `not in use, ${gib(less(allocator.in_use_bytes, allocator.requested_bytes))} lost to rounding.`),
-        table(`Memory at the peak by place in the program, GPU ${index}${of}`, ["place", "held", "allocations"], rows, 1));
-      if (allocator.stacks.held.some(({ frames }) => frames.length)) {
-        const flame = flameGraph(allocator.stacks, `memory at the peak by stack, GPU ${index}${of}`);
-        chart.stacks.set(`${nth} ${uuid}`, flame);
-        made.push(element("h3", {}, `By stack${of}`), flame.place);
-      }
-      const { sites, moments } = allocator.bands;
-      if (sites.length) made.push(element("h2", {}, `Who held memory over time on GPU ${index}${of}`),
-        element("p", {}, `The bands in the chart, from below, of which a click shows the stacks; all others are above them. There are ${moments.length.toLocaleString("en")} stretches of time, and each shows its highest moment.`),
-        table(`Memory over time by place in the program, GPU ${index}${of}`, ["place", "most"], sites.map(({ site, highest_bytes: most }, nth) =>
-          [element("span", {}, swatch(bandColor(nth)), ` ${site}`), gib(most)]), 1));
-      if (failures.length) made.push(element("h2", {}, `No memory on GPU ${index}${of}`), table(`Allocations that failed on GPU ${index}${of}`,
-        ["asked for by", "why", "after", "asked for", "allocated", "reserved", "free on the GPU"], failures.map((one) => [one.site, one.why, duration(seconds(one.after_ns)),
-          gib(one.requested_bytes), gib(one.allocated_bytes), gib(one.reserved_bytes), gib(one.device_free_bytes)]), 2));
-    }
+    for (const gpu of recording.gpus) if (gpu.allocator) made.push(...allocatorTables(gpu, of, `${nth} ${gpu.uuid}`, chart));
     const gaps = longestGaps(recording).map(({ gpu, from, to }) => [gpu, duration(from), duration(to - from)]);
     if (gaps.length && recording.times !== "readings") made.push(element("h2", {}, `Longest gaps${of}`),
       table(`The longest times at which memory is not known${of}`, ["GPU", "began at", "lasted"], gaps));

@@ -46,7 +46,8 @@ impl Report {
             | FileFormat::Monitor
             | FileFormat::JsonLines
             | FileFormat::Nvprof
-            | FileFormat::TorchSnapshot => played::open(format, path, room, settings, hints),
+            | FileFormat::TorchSnapshot
+            | FileFormat::MemoryTimeline => played::open(format, path, room, settings, hints),
         }
     }
 
