@@ -23,9 +23,10 @@ include the memory that its kernels cause.
 import asyncio
 import functools
 import importlib
+import inspect
 import time
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union, overload
 
 from . import _encode
 from ._failures import failed_allocation as _failed_allocation
@@ -188,9 +189,15 @@ def step(number: Any = None, **attributes: Any) -> Span:
     return _Step(begin, end, _encode.attributes(attributes) if attributes else "")
 
 
-def phase(name: str, **attributes: Any) -> Span:
+@overload
+def phase(name: _Function) -> _Function: ...
+@overload
+def phase(name: str, **attributes: Any) -> Span: ...
+def phase(name: Any, **attributes: Any) -> Any:
     """A part of a step, as a context manager or a decorator: `data`, `forward`, `backward`, `comm`, `optimizer`,
-    `checkpoint`, `eval`, or any other name."""
+    `checkpoint`, `eval`, or any other name. As a decorator without a name, the function's own is taken."""
+    if not attributes and inspect.isroutine(name):
+        return _keep(_phases, "phase", name.__name__)(name)
     if attributes:
         return _named("phase", name, attributes)
     try:
@@ -226,6 +233,10 @@ def status() -> Status:
     """Where this process's marks go, and what became of them: how many the daemon took, refused and why, how many were lost.
     Never raises, and never waits."""
     return _client.status()
+
+
+def __dir__() -> List[str]:
+    return sorted([*__all__, "__version__", "torch"])
 
 
 def __getattr__(name: str) -> Any:

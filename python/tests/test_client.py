@@ -158,9 +158,19 @@ class Marks(Case):
             await asyncio.sleep(0)
             return x + 2
 
+        @highwater.phase
+        def tokenize(x):
+            return x + 3
+
         self.assertEqual((forward(1), forward.__name__, asyncio.run(evaluate(1))), (2, "forward", 3))
-        named = [(event["event"], event["name"]) for event in self.sent(daemon, 4)]
-        self.assertEqual(named, [("begin", "forward"), ("end", "forward"), ("begin", "eval"), ("end", "eval")])
+        self.assertEqual((tokenize(1), tokenize.__name__), (4, "tokenize"))
+        named = [(event["event"], event["name"]) for event in self.sent(daemon, 6)]
+        names = ("forward", "eval", "tokenize")
+        self.assertEqual(named, [(event, name) for name in names for event in ("begin", "end")])
+
+    def test_what_completion_offers_is_there(self):
+        offered = [name for name in dir(highwater) if not name.startswith("_")]
+        self.assertEqual(offered, ["Status", "configure", "flush", "layer", "mark", "phase", "status", "step", "torch"])
 
     def test_the_jobs_own_errors_go_through_and_end_their_phase(self):
         daemon = self.listen()

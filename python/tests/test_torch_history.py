@@ -1,13 +1,13 @@
 """What the history of a step's allocations says of modules, with histories made by hand; and advice that is applied."""
 
+import contextlib
 import json
 import os
-import tempfile
 import types
 import unittest
 from unittest import mock
 
-from .torch_case import TorchCase, needs_torch, torch
+from .torch_case import TorchCase, forget_compiled, needs_torch, torch
 
 MIB = 2**20
 
@@ -62,7 +62,8 @@ class Histories(unittest.TestCase):
     def test_sizes_are_rounded_as_the_allocator_rounds_them(self):
         from highwater.torch.history import Events
 
-        events = Events(self.Place(0, 0), [{"action": "alloc", "addr": 1, "size": 5}, {"action": "alloc", "addr": 2, "size": 513}])
+        made = [{"action": "alloc", "addr": address, "size": size} for address, size in ((1, 5), (2, 513))]
+        events = Events(self.Place(0, 0), made)
         self.assertEqual(events.live, [0, 512, 1536])
 
     def test_a_history_that_does_not_match_the_counters_is_not_used(self):
@@ -95,6 +96,10 @@ class Histories(unittest.TestCase):
 class Modules(TorchCase):
     """On a CPU with counters made by hand."""
 
+    def setUp(self):
+        super().setUp()
+        forget_compiled()
+
     def records(self, model, steps=3, **options):
         from highwater.torch import layers
         from highwater.torch.history import Place
@@ -105,11 +110,11 @@ class Modules(TorchCase):
             return layers.Counted({"allocated": 1000, "reserved": 2000}, Place(next(count), 1000))
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with mock.patch.object(layers, "allocator_of", lambda device: counters):
-            with self.watch(model, optimizer, layers_every=100, **options):
-                for _ in range(steps):
-                    model(torch.zeros(3, 4)).sum().backward()
-                    optimizer.step()
+        patched = mock.patch.object(layers, "allocator_of", lambda device: counters)
+        with patched, self.watch(model, optimizer, layers_every=100, **options):
+            for _ in range(steps):
+                model(torch.zeros(3, 4)).sum().backward()
+                optimizer.step()
         return [event for event in self.sent(self.daemon) if event.get("kind") == "layer"]
 
     def test_modules_around_others_have_records_where_their_passes_end_and_begin(self):
@@ -138,10 +143,8 @@ class Modules(TorchCase):
 
             def forward(self, x):
                 x = self.inner(x)
-                try:
+                with contextlib.suppress(RuntimeError):
                     self.bad(x)
-                except RuntimeError:
-                    pass
                 return self.last(x)
 
         records = self.records(Root(), steps=1)
@@ -197,8 +200,9 @@ class Applied(TorchCase):
 
         plain = self.gradients()
         self.assertEqual(len(self.calls), 1)
-        advice = {"modules": {"modules": [{"name": "0", "held_bytes": 5}], "predicted_peak_bytes": 9, "recomputed_seconds": 0.5}}
-        path = os.path.join(tempfile.mkdtemp(), "advice.json")
+        named = [{"name": "0", "held_bytes": 5}]
+        advice = {"modules": {"modules": named, "predicted_peak_bytes": 9, "recomputed_seconds": 0.5}}
+        path = os.path.join(self.folder, "advice.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(advice, file)
         by_file = {"files": [{"file": "a", "checkpoints": None}, {"file": "b", "checkpoints": advice}], "batch": None}

@@ -1,11 +1,10 @@
 """Records of layers, against FairScale's and by hand."""
 
 import json
-import sys
 import unittest
 from pathlib import Path
 
-from .torch_case import TorchCase, needs_torch, torch
+from .torch_case import TorchCase, forget_compiled, needs_torch, torch
 
 try:
     import torchvision
@@ -18,10 +17,7 @@ RECORDED = Path(__file__).resolve().parent / "data" / "resnet50_layers.json"
 class LayerCase(TorchCase):
     def setUp(self):
         super().setUp()
-        if "torch._dynamo" in sys.modules:
-            # Another test compiled something: layers would be off.
-            torch._dynamo.reset()
-            torch._dynamo.utils.counters.clear()
+        forget_compiled()
 
     def records(self, model, batch, **options):
         optimizer = torch.optim.SGD([*model.parameters(), torch.nn.Parameter(torch.zeros(1))], lr=0.0)

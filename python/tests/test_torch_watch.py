@@ -14,7 +14,7 @@ from unittest import mock
 import highwater
 
 from .listeners import PYTHON
-from .torch_case import TorchCase, needs_torch, torch
+from .torch_case import TorchCase, forget_compiled, needs_torch, torch
 
 STEP = "+{0} +forward -forward +backward -backward +optimizer -optimizer -{0}"
 
@@ -168,6 +168,50 @@ class Loops(TorchCase):
         said = self.words()
         self.assertEqual([word for word in said.split() if word[1:].isdigit()], ["+0", "-0", "+1", "-1"])
         self.assertEqual(said.count("+optimizer"), 4)
+
+    def test_several_models_and_optimizers(self):
+        forget_compiled()
+        generator, discriminator = torch.nn.Linear(2, 4), torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 1))
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (discriminator, generator)]
+        watch = self.watch([generator, discriminator], optimizers, layers_every=2)
+        for _ in range(2):
+            fake = generator(torch.randn(3, 2))
+            discriminator(fake.detach()).sum().backward()
+            optimizers[0].step()
+            discriminator(fake).sum().backward()
+            optimizers[1].step()
+        step = (
+            "+forward -forward +forward -forward +backward -backward +optimizer -optimizer "
+            "+forward -forward +backward -backward +optimizer -optimizer"
+        )
+        self.assertEqual(self.words(), f"+0 {step} -0 +1 {step} -1")
+        records = [event for event in self.sent(self.daemon) if event.get("kind") == "layer"]
+        names = [event["name"] for event in records if event["layer"]["direction"] == "forward"]
+        self.assertEqual(names[:3], ["0", "1.0", "1.1"])
+        ends = [event for event in self.sent(self.daemon) if event.get("kind") == "step" and event["event"] == "end"]
+        # Of both models: 12, and 10 and 3 parameters.
+        self.assertEqual(ends[0]["attributes"]["parameter_bytes"], 4 * (12 + 10 + 3))
+        watch.close()
+        for model in (generator, discriminator):
+            self.assertEqual((len(model._forward_hooks), len(model._forward_pre_hooks)), (0, 0))
+
+    def test_a_misspelled_argument_is_named(self):
+        import highwater.torch
+
+        for options, problem in (
+            ({"layer_every": 5}, "no argument 'layer_every'; did you mean 'layers_every'?"),
+            ({"optimiser": 5}, "no argument 'optimiser'; did you mean 'optimizer'?"),
+            ({"qqq": 5}, "no argument 'qqq'"),
+        ):
+            highwater.torch.watch.__globals__["client"].said.clear()
+            with self.assertLogs("highwater", "WARNING") as logs:
+                highwater.torch.watch(self.model, **options)
+            self.assertTrue(logs.records[0].getMessage().endswith(problem), logs.records[0].getMessage())
+            self.assertEqual(len(self.model._forward_hooks), 0)
+        highwater.torch.watch.__globals__["client"].said.clear()
+        with self.assertLogs("highwater", "WARNING") as logs:
+            highwater.torch.watch([])
+        self.assertIn("there is no model", logs.output[0])
 
     def test_an_optimizer_that_never_steps_does_not_keep_the_step_open(self):
         self.watch(self.model, [self.optimizer, torch.optim.Adam(self.model[0].parameters())])

@@ -1,5 +1,6 @@
 """What the tests of highwater.torch share: a reason to skip them, and events as short words."""
 
+import sys
 import unittest
 
 import highwater
@@ -24,6 +25,13 @@ def words(events):
         if sign:
             said.append(sign + str(event["step"] if event.get("kind") == "step" else event["name"]))
     return " ".join(said)
+
+
+def forget_compiled():
+    """Layers are off in a process that has compiled something outside of the model, as another test may have."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
 
 
 class TorchCase(Case):

@@ -367,7 +367,10 @@ mod tests {
         }
     }
 
-    fn any_record() -> impl Strategy<Value = (u8, bool, Option<u64>, Option<u64>, u64, Option<(i64, i64)>)> {
+    /// A name, whether it is forward, modules, peak, allocated, and what is kept.
+    type AnyRecord = (u8, bool, Option<u64>, Option<u64>, u64, Option<(i64, i64)>);
+
+    fn any_record() -> impl Strategy<Value = AnyRecord> {
         let sizes = prop::option::of((any::<i64>(), any::<i64>()));
         (
             0_u8..6,

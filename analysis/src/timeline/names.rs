@@ -62,8 +62,9 @@ fn kernel_name(name: &str) -> Cow<'_, str> {
     if !name.contains("::") {
         return begin_of(name).into();
     }
-    let name = name.replace("(anonymous namespace)::", "").replace("at::native::", "");
-    begin_of(&name).to_owned().into()
+    let short = name.replace("(anonymous namespace)::", "").replace("at::native::", "");
+    // A name that was cut behind its namespaces is better than none.
+    begin_of(if short.is_empty() { name } else { &short }).to_owned().into()
 }
 
 /// A name without the brackets at its end.
@@ -109,6 +110,7 @@ mod tests {
             ("void f<1>", "f<1>"),
             ("k(float*, void (*)(int))", "k"),
             ("Functor::operator<(int)", "Functor::operator<"),
+            ("void at::native::", "at::native::"),
             ("(x)", "(x)"),
             ("", ""),
         ] {

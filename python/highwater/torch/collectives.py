@@ -12,7 +12,7 @@ import functools
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -47,10 +47,11 @@ class Collectives(Part):
 
     name = "phase comm"
 
-    def __init__(self, comm: Comm, model: Any, with_group_hooks: bool = True) -> None:
+    def __init__(self, comm: Comm, models: Iterable[Any], with_group_hooks: bool = True) -> None:
         self.comm = comm
-        # As the reducer is a part of what torch.compile wraps.
-        self.model = getattr(model, "_orig_mod", model)
+        # The reducer is a part of what torch.compile wraps.
+        inner = [getattr(model, "_orig_mod", model) for model in models]
+        self.with_reducer = [model for model in inner if isinstance(model, torch.nn.parallel.DistributedDataParallel)]
         self.with_group_hooks = with_group_hooks
         self.undo: List[Callable[[], None]] = []
         # Asynchronous collectives that the job has not waited for, by their Work.
@@ -78,7 +79,7 @@ class Collectives(Part):
             _seeing.add(self)
         self.attach_groups()
         if not self.has_group_hooks():
-            self.attach_reducer()
+            self.attach_reducers()
 
     def close(self) -> None:
         for each in reversed(self.undo):
@@ -87,10 +88,10 @@ class Collectives(Part):
         _seeing.remove(self)
         if not any(True for _ in _seeing):
             remove_group_hooks()
-        if self.has_reducer():
+        for model in self.with_reducer:
             from . import reducer
 
-            reducer.detach(self.model, self.comm)
+            reducer.detach(model, self.comm)
         self.settle()
 
     def drop(self) -> None:
@@ -200,7 +201,7 @@ class Collectives(Part):
             self.count(said.output_tensors)
         is_cuda = not self.comm.is_on_host
         # Of C++'s asynchronous operations on CUDA, only the reducer's can be followed: its buckets live as long as it does.
-        if is_cuda and said.async_op and not (said.name.name == "ALLREDUCE" and self.has_reducer() and in_backward()):
+        if is_cuda and said.async_op and not (said.name.name == "ALLREDUCE" and self.with_reducer and in_backward()):
             return
         op = self.comm.begin()
         if op is not None and len(self.issued) < 4096:
@@ -225,14 +226,12 @@ class Collectives(Part):
 
     # DDP.
 
-    def has_reducer(self) -> bool:
-        return isinstance(self.model, torch.nn.parallel.DistributedDataParallel)
+    def attach_reducers(self) -> None:
+        for model in self.with_reducer:
+            if not model._comm_hooks:
+                from . import reducer
 
-    def attach_reducer(self) -> None:
-        if self.has_reducer() and not self.model._comm_hooks:
-            from . import reducer
-
-            reducer.attach(self.model, self.comm)
+                reducer.attach(model, self.comm)
 
 
 # What PyTorch holds: it knows those that watch weakly.

@@ -170,6 +170,8 @@ class Layers(Part):
         self, model: Any, every: int, clock: Callable[[], Clock], device: Callable[[], Any], first: int = 0
     ) -> None:
         self.model = model
+        # The model whose forward pass has just begun, if the watch has several.
+        self.entering = model
         self.every = every
         # The number of the first step, and the records of the one that had its history.
         self.first = first
@@ -225,8 +227,8 @@ class Layers(Part):
             self.history = History(device.index)
             self.history.start()
         if in_forward:
-            self.stack += [0] if is_sharded(self.model) else []
-            self.enter(self.model)
+            self.stack += [0] if is_sharded(self.entering) else []
+            self.enter(self.entering)
 
     @guarded
     def end_step(self, at: Time) -> None:

@@ -1,7 +1,9 @@
 """Hooks on a model, its optimizers and its data loaders, from which the marks of the loop come."""
 
 import atexit
+import difflib
 import functools
+import inspect
 import os
 import sys
 import weakref
@@ -37,7 +39,11 @@ class Watch(Part):
     """What `watch` returns. `close` removes every hook; as a context manager, it does so at the end."""
 
     def __init__(self, model: Any, optimizer: Any, dataloader: Any, options: Options) -> None:
-        self.model = model
+        self.models = listed(model)
+        if not self.models:
+            raise ValueError("there is no model")
+        # Several are looked at as one: a list of them that nobody calls.
+        self.model = self.models[0] if len(self.models) == 1 else torch.nn.ModuleList(self.models)
         self.optimizers = [optimizers.unwrapped(each) for each in listed(optimizer)]
         self.loaders = listed(dataloader)
         self.device: Any = None
@@ -52,9 +58,9 @@ class Watch(Part):
         self.timeline.peaks = weakly(self.peaks, {})
         self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
         device = weakly(self.get_device)
-        self.layers = Layers(model, options.layers_every, weakly(self.get_clock), device, options.start_step)
+        self.layers = Layers(self.model, options.layers_every, weakly(self.get_clock), device, options.start_step)
         self.comm = Comm(self.timeline, weakly(self.layers.gather))
-        self.holdings = Holdings(model, self.optimizers, options.layers_every, device)
+        self.holdings = Holdings(self.model, self.optimizers, options.layers_every, device)
         self.oom = Oom(weakly(self.read_counters), options.snapshot_dir)
         self.find_device()
 
@@ -72,7 +78,7 @@ class Watch(Part):
             self.attach_comm()
         self.attach_oom()
         self.undo.append(self.oom.close)
-        self.attach_model()
+        self.attach_models()
         for number, optimizer in enumerate(self.optimizers):
             self.undo.append(optimizers.attach(number, optimizer, self))
         for loader in self.loaders:
@@ -122,7 +128,7 @@ class Watch(Part):
     def attach_comm(self) -> None:
         from .collectives import Collectives
 
-        self.seen = seen = Collectives(self.comm, self.model, self.options.group_hooks)
+        self.seen = seen = Collectives(self.comm, self.models, self.options.group_hooks)
         self.undo.append(seen.close)
         seen.attach()
         self.timeline.before_end.append(weakly(self.comm.flush))
@@ -162,7 +168,8 @@ class Watch(Part):
         has_several = len({tensors.local(each).device for each in self.model.parameters()}) > 1
         is_part = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
         uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        if uuid and not has_several and not is_part and not isinstance(self.model, torch.nn.DataParallel):
+        is_spread = any(isinstance(each, torch.nn.DataParallel) for each in self.models)
+        if uuid and not has_several and not is_part and not is_spread:
             client.places = {"CUDA_VISIBLE_DEVICES": f"GPU-{uuid}", "LOCAL_RANK": "0"}
 
     def follow_device(self, number: int, in_forward: bool) -> None:
@@ -198,14 +205,19 @@ class Watch(Part):
         stats = self.read_stats()
         return None if stats is None else counters_of(stats)
 
-    # The model.
+    # The models.
 
-    def attach_model(self) -> None:
+    def attach_models(self) -> None:
+        for model in self.models:
+            self.attach_model(model)
+
+    def attach_model(self, model: Any) -> None:
         """Hooks of the root only. Hooks of this class see a compiled model from outside."""
-        model, loop = self.model, self.loop
+        loop = self.loop
 
         def before(module: Any, inputs: Any) -> None:
             if module is model and not is_compiling():
+                self.layers.entering = model
                 loop.forward_begin(module.training and torch.is_grad_enabled(), inputs)
 
         def after(module: Any, inputs: Any, outputs: Any) -> None:
@@ -216,11 +228,11 @@ class Watch(Part):
 
         self.undo.append(model.register_forward_pre_hook(Hook(before), prepend=True).remove)
         self.undo.append(model.register_forward_hook(Hook(after), always_call=True).remove)
-        self.attach_compiled()
+        self.attach_compiled(model)
 
-    def attach_compiled(self) -> None:
+    def attach_compiled(self, model: Any) -> None:
         """After `model.compile()`, hooks are compiled with the model and see nothing. The call of it is timed instead."""
-        compiled = self.model.__dict__.get("_compiled_call_impl")
+        compiled = model.__dict__.get("_compiled_call_impl")
         under = compiled
         while under is not None:
             if getattr(under, "watch", None) is self:
@@ -228,13 +240,13 @@ class Watch(Part):
             under = getattr(under, "under", None)
         if compiled is None:
             return
-        call = self.around(compiled)
+        call = self.around(compiled, model)
         call.watch = self  # type: ignore[attr-defined]
-        self.undo.append(patches.put(self.model, "_compiled_call_impl", call))
+        self.undo.append(patches.put(model, "_compiled_call_impl", call))
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with its calls as the model's forward passes."""
-        model, loop = self.model, self.loop
+    def around(self, function: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
+        """The function, with its calls as forward passes of a model, the first if none is named."""
+        model, loop = self.models[0] if model is None else model, self.loop
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -256,8 +268,9 @@ class Watch(Part):
 
     @guarded
     def attach_compiled_late(self) -> None:
-        """The model may have been compiled since."""
-        self.attach_compiled()
+        """A model may have been compiled since."""
+        for model in self.models:
+            self.attach_compiled(model)
 
     @guarded
     def forward_ended(self, outputs: Any) -> None:
@@ -332,8 +345,19 @@ def watch(
     snapshot_dir: Optional[str] = None,
     **options: Any,
 ) -> Any:
-    """Marks the phases of a training loop; see the package."""
+    """Marks the phases of a training loop.
+
+    `model`, `optimizer` and `dataloader` may each be a list of several. `layers_every`: one step in this number records its
+    layers (0: none). `comm`: whether collectives are marked. `start_step`: the number of the first step. `snapshot_dir`: a
+    folder for a snapshot of the allocator if it finds no memory. Returns a handle with `close()`. Never raises: an argument
+    that does not exist is named in the log, and nothing is marked."""
     if not client.room:
+        return Off()
+    wrong = [each for each in options if each not in Options._fields]
+    if wrong:
+        known = [*inspect.signature(watch).parameters][:-1]
+        near = difflib.get_close_matches(wrong[0], known, 1)
+        client.say(f"watch is off: it has no argument {wrong[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return Off()
     try:
         asked = Options(int(layers_every), bool(comm), int(start_step), snapshot_dir, **options)
