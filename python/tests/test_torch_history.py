@@ -1,8 +1,10 @@
 """What the history of a step's allocations says of modules, with histories made by hand; and advice that is applied."""
 
 import contextlib
+import copy
 import json
 import os
+import pickle
 import types
 import unittest
 from unittest import mock
@@ -88,8 +90,49 @@ class Histories(unittest.TestCase):
         self.assertEqual(run(5, 7, traces=events), ((5, 1), [events[0], events[2]]))
         self.assertIsNone(run(5, 8, traces=events))
         self.assertIsNone(run(0, MOST_EVENTS + 1, traces=events))
+        with mock.patch.multiple(
+            torch._C, create=True, _cuda_isHistoryEnabled=lambda: False, _cuda_memoryStats=lambda _: stats(1),
+        ), mock.patch.object(torch.cuda.memory, "_record_memory_history") as record:
+            history = History(1)
+            history.start()
+            del history
+            self.assertEqual([call.kwargs["enabled"] for call in record.call_args_list], ["all", None], "the model has gone")
         with mock.patch.object(torch._C, "_cuda_isHistoryEnabled", lambda: True, create=True):
             self.assertFalse(History(0).start(), "the job has a history of its own")
+
+    def test_a_job_takes_over_the_history_by_beginning_its_own(self):
+        from highwater.torch.history import History, is_ours
+
+        def stats(_):
+            return {"allocation": {"all": {"allocated": 1, "freed": 0}}, "allocated_bytes": {"all": {"current": 1}}}
+
+        calls = []
+        with mock.patch.multiple(
+            torch._C, create=True, _cuda_isHistoryEnabled=lambda: False, _cuda_memoryStats=stats,
+        ), mock.patch.object(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options)):
+            history = History(0)
+            history.start()
+            self.assertTrue(is_ours())
+            torch.cuda.memory._record_memory_history(enabled="all", max_entries=5)
+            self.assertFalse(is_ours())
+            self.assertIsNone(history.stop())
+        self.assertEqual([call["enabled"] for call in calls], ["all", "all"], "the job's own goes on")
+
+    def test_an_allocator_without_a_history_costs_nothing_else(self):
+        from highwater.torch.history import History
+
+        def refuse(*_):
+            raise RuntimeError("cudaMallocAsync does not yet support it")
+
+        with mock.patch.object(torch._C, "_cuda_isHistoryEnabled", refuse, create=True):
+            history = History(0)
+            self.assertEqual((history.start(), history.stop()), (False, None))
+        with mock.patch.multiple(
+            torch._C, create=True, _cuda_isHistoryEnabled=lambda: False, _cuda_memoryStats=refuse,
+        ), mock.patch.object(torch.cuda.memory, "_record_memory_history") as record:
+            history = History(0)
+            self.assertEqual((history.start(), history.stop()), (False, None))
+            self.assertEqual([call.kwargs["enabled"] for call in record.call_args_list], ["all", None])
 
 
 @needs_torch
@@ -100,7 +143,7 @@ class Modules(TorchCase):
         super().setUp()
         forget_compiled()
 
-    def records(self, model, steps=3, **options):
+    def records(self, model, steps=3, passes=1, **options):
         from highwater.torch import layers
         from highwater.torch.history import Place
 
@@ -113,7 +156,11 @@ class Modules(TorchCase):
         patched = mock.patch.object(layers, "allocator_of", lambda device: counters)
         with patched, self.watch(model, optimizer, layers_every=100, **options):
             for _ in range(steps):
-                model(torch.zeros(3, 4)).sum().backward()
+                for _ in range(passes):
+                    model(torch.zeros(3, 4)).sum().backward()
+                    with torch.no_grad():
+                        model.eval()(torch.zeros(3, 4))
+                    model.train()
                 optimizer.step()
         return [event for event in self.sent(self.daemon) if event.get("kind") == "layer"]
 
@@ -135,6 +182,14 @@ class Modules(TorchCase):
         self.assertEqual(first[-1]["time_unix_nano"], end["time_unix_nano"])
         self.assertEqual(set(first[2]["layer"]), {"direction", "modules", "growth", "duration_ns"})
 
+    def test_every_pass_of_a_step_has_records_and_evaluation_has_none(self):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        for passes in (1, 2):
+            records = self.records(model, passes=passes)[-3 * passes * 2 - 1:]
+            self.assertEqual({event["step"] for event in records}, {2})
+            found = [event["name"] for event in records if event["layer"]["direction"] == "forward"]
+            self.assertEqual(found, ["0", "1", "Sequential"] * passes)
+
     def test_a_module_whose_forward_pass_fails_costs_no_other_its_record(self):
         class Root(torch.nn.Module):
             def __init__(self):
@@ -153,16 +208,17 @@ class Modules(TorchCase):
 
     def test_what_the_history_said_holds_for_later_steps_that_do_the_same(self):
         from highwater.torch.history import Place
-        from highwater.torch.layers import Counted, Profile, Record
+        from highwater.torch.layers import Counted, Known, Profile, Record
 
         def record(name, allocated, **fields):
             counted = Counted({"allocated": allocated}, Place(0, allocated))
             return Record(name, 1, None, counted, {"direction": "forward", **fields})
 
-        known = [record("a", 1000, peak=1500, held=7, recompute=8), record("b", 2000, peak=2100)]
+        earlier = Known()
+        earlier.records = [record("a", 1000, peak=1500, held=7, recompute=8), record("b", 2000, peak=2100)]
         for names, most, expected in ((("a", "b"), 2010, [1501, 2110]), (("a", "b"), 2500, None), (("b", "a"), 2010, None)):
             later = [record(names[0], 1001), record(names[1], most)]
-            Profile(types.SimpleNamespace(resolve=lambda at: at), 4, later, None, known).take()
+            Profile(types.SimpleNamespace(resolve=lambda at: at), 4, later, None, earlier).take()
             peaks = [each.fields.get("peak") for each in later]
             self.assertEqual(peaks, expected or [None, None])
             self.assertEqual(later[0].fields.get("held"), 7 if expected else None)
@@ -220,7 +276,7 @@ class Applied(TorchCase):
             self.assertEqual((outcome.modules, outcome.peak_bytes, outcome.seconds), (1, None, None))
             if given != ["0"]:
                 self.assertEqual((outcome.predicted_peak_bytes, outcome.predicted_seconds), (9, 0.5))
-            self.assertNotIn("forward", self.model[0].__dict__)
+            self.assertIs(type(self.model[0]), torch.nn.Sequential)
         self.calls.clear()
         self.gradients()
         self.assertEqual(len(self.calls), 1, "as before")
@@ -232,17 +288,50 @@ class Applied(TorchCase):
         wrapped.module = self.model
         for model, name in ((wrapped, "0"), (self.model, "module.0"), (self.model, "_orig_mod.0"), (wrapped, "module.0")):
             with checkpoint(model, [name]):
-                self.assertIn("forward", self.model[0].__dict__)
+                self.assertIsNot(type(self.model[0]), torch.nn.Sequential)
         for advice, problem in (
             (["0.9"], "no module '0.9'; did you mean 0"),
             (["0", "0.0"], "a module inside '0'"),
             ({"modules": None}, "names no modules"),
+            ({"modules": {"modules": []}}, "nothing that is checkpointed would lower the peak"),
             ({"files": [{"checkpoints": {}}, {"checkpoints": {}}]}, "advice on 2 files"),
             ({"checkpoints": {"modules": None}}, "names no modules"),
         ):
             with self.assertRaisesRegex(ValueError, problem):
                 checkpoint(self.model, advice)
-            self.assertNotIn("forward", self.model[0].__dict__)
+            self.assertIs(type(self.model[0]), torch.nn.Sequential)
+
+    def test_copies_and_pickles_have_their_own_weights(self):
+        import highwater.torch
+
+        with highwater.torch.checkpoint(self.model, ["0"]):
+            self.assertTrue(isinstance(self.model[0], torch.nn.Sequential))
+            copies = [copy.deepcopy(self.model), torch.optim.swa_utils.AveragedModel(self.model).module]
+            del self.model[0][0]._forward_hooks[next(iter(self.model[0][0]._forward_hooks))]
+            copies.append(pickle.loads(pickle.dumps(self.model)))
+            for each in copies:
+                each.eval()
+                with torch.no_grad():
+                    for parameter in each.parameters():
+                        parameter.zero_()
+                self.assertEqual(float(each(torch.ones(3, 4)).sum().detach()), 0.0)
+                self.assertIs(type(each[0]), torch.nn.Sequential)
+            self.assertNotEqual(float(self.model(torch.ones(3, 4)).abs().sum().detach()), 0.0)
+
+    def test_a_model_that_is_trained_in_eval_mode_is_checkpointed_too(self):
+        import highwater.torch
+
+        with highwater.torch.checkpoint(self.model.eval(), ["0"]):
+            self.gradients()
+        self.assertEqual(len(self.calls), 2)
+
+    def test_a_fault_of_the_outcome_does_not_reach_the_job(self):
+        import highwater.torch
+        from highwater.torch.checkpoint import PASSES, WARM
+
+        with highwater.torch.checkpoint(self.model, ["0"]) as applied, mock.patch.object(applied, "outcome", lambda: 1 / 0):
+            for _ in range(WARM + PASSES + 2):
+                self.gradients()
 
     def test_the_outcome_is_logged_once_after_ten_passes(self):
         import highwater.torch

@@ -3,20 +3,24 @@
 //! Enters: a path, `-` for standard input, or a path of an open descriptor, as shells make of `<(…)`. Leaves: a regular file with the
 //! same contents. Formats are recognized by the begin of a file, which is then read again, and SQLite reads in any order, so what
 //! comes through a pipe is first copied to a temporary file, unpacked. Invariants: the copy is bounded, only this user may read it,
-//! and it has no name, so that none is left if the process is killed; only SQLite needs a name, which is removed in the end.
+//! and it has no name, so that none is left if the process is killed. Only SQLite needs a name, which is removed in the end; a
+//! kill leaves that file.
 
 use super::common::Misuse;
 use anyhow::Context as _;
 use flate2::read::MultiGzDecoder;
+use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::{self, BufReader, Cursor, IsTerminal as _, Read, Seek as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The most bytes that a pipe may bring, unpacked.
 const MOST_BYTES: u64 = 16 << 30;
+/// How often another name is tried for a temporary file.
+const MOST_TRIES: u32 = 8;
 /// What standard input is called in reports and messages.
 const STANDARD_INPUT: &str = "standard input";
 const SQLITE: &[u8] = b"SQLite format 3\0";
@@ -148,13 +152,17 @@ fn peeked(mut bytes: impl Read, most: usize) -> io::Result<(Vec<u8>, impl Read)>
     Ok((begin.clone(), Cursor::new(begin).chain(bytes)))
 }
 
-/// A new file that only this user may read.
+/// A new file that only this user may read. Its name is not known before: others may write in the same folder.
 fn temporary() -> io::Result<(PathBuf, File)> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("highwater-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let path = std::env::temp_dir().join(name);
-    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-    Ok((path, file))
+    let mut tries = MOST_TRIES;
+    loop {
+        let number = RandomState::new().build_hasher().finish();
+        let path = std::env::temp_dir().join(format!("highwater-{number:016x}"));
+        match File::options().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries > 0 => tries -= 1,
+            made => return made.map(|file| (path, file)),
+        }
+    }
 }
 
 #[cfg(test)]

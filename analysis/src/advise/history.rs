@@ -99,7 +99,9 @@ pub struct StepHistory {
     open: HashMap<usize, Vec<Forward>>,
     /// The module that contains all others: its name's number, and how many ran inside it.
     root: Option<(usize, u64)>,
+    /// How many layers had run forward, and before each moment.
     layers: usize,
+    layers_before: Vec<usize>,
     is_incomplete: bool,
 }
 
@@ -127,6 +129,7 @@ impl StepHistory {
         if let Some(modules) = layer.modules.filter(|modules| self.root.is_none_or(|(_, known)| *modules > known)) {
             self.root = Some((name, modules));
         }
+        self.layers_before.push(self.layers);
         match layer.direction {
             Direction::Forward => self.forward(name, layer),
             Direction::Backward => self.backward(name, layer.is_around_others()),
@@ -149,7 +152,8 @@ impl StepHistory {
         let at = self.moments.len();
         // Each module inside has a record of its own, before this one.
         let inside = usize::try_from(layer.modules.unwrap_or(0)).unwrap_or(usize::MAX);
-        let (begins, layers_before) = (at.saturating_sub(inside), self.layers.saturating_sub(inside));
+        let begins = at.saturating_sub(inside);
+        let layers_before = self.layers_before.get(begins).copied().unwrap_or(self.layers);
         self.layers += usize::from(!layer.is_around_others());
         let new = KeptModule { name, begins, ends: at, layers_before, duration_ns: Some(0), passes: Vec::new() };
         let known = self.known.entry(name).or_insert(Known { window: new, is_partly_unknown: false });

@@ -13,8 +13,8 @@ use std::cmp::Reverse;
 const NEAR: f64 = 0.02;
 /// How many sizes of modules are tried.
 const MOST_SIZES: usize = 24;
-/// Moments that are looked at in all, a bound on the time: some seconds at most.
-const MOST_LOOKS: usize = 200_000_000;
+/// Moments and passes that are looked at in all, a bound on the time: half a second, as the API computes this too.
+const MOST_LOOKS: usize = 100_000_000;
 
 /// Which modules to run through `torch.utils.checkpoint`. Bytes and seconds; `null` if not known.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -56,11 +56,12 @@ pub struct ByCount {
     pub recomputed_seconds: Option<f64>,
 }
 
-/// One choice of modules.
-#[derive(Debug, Clone)]
+/// One choice of modules: the first of an order.
+#[derive(Debug, Clone, Copy)]
 struct Choice {
-    /// Positions among the candidates.
-    chosen: Vec<usize>,
+    /// Which order, of those that were tried, and how many of it.
+    order: usize,
+    count: usize,
     peak: i128,
     at: Highest,
     /// How long what runs again takes, nanoseconds.
@@ -85,31 +86,38 @@ pub fn modules(of: &StepHistory, most: Option<usize>, skipped: usize) -> Option<
     let candidates: Vec<KeptModule> =
         of.kept_modules().into_iter().filter(|window| window.layers_before >= skipped).collect();
     let mut looks = MOST_LOOKS;
-    let none = Choice::none(moments)?;
-    let mut best: Vec<Choice> = vec![none];
+    let (mut orders, mut all) = (Vec::new(), vec![Choice::none(moments)?]);
     for size in sizes(&candidates) {
-        for (count, choice) in choices(moments, &candidates, size, &mut looks).into_iter().enumerate().skip(1) {
-            match best.get_mut(count) {
-                Some(known) if (known.peak, known.order()) > (choice.peak, choice.order()) => *known = choice,
-                Some(_) => {}
-                None => best.push(choice),
-            }
-        }
+        let (order, choices) = choices(moments, &candidates, size, orders.len(), &mut looks);
+        orders.push(order);
+        all.extend(choices);
     }
-    // More modules that do not lower the peak are no advice.
-    let end = (1..best.len()).rev().find(|nth| best[..*nth].iter().all(|fewer| fewer.peak > best[*nth].peak));
-    best.truncate(end.unwrap_or(0) + 1);
+    let best = best(all);
     let lowest = best.last()?.peak;
     let near = best.iter().position(|choice| is_near(choice.peak, lowest)).unwrap_or(0);
-    let taken = &best[most.map_or(near, |most| most.min(best.len() - 1))];
+    let asked = most.map(|most| best.partition_point(|choice| choice.count <= most).saturating_sub(1));
+    let taken = best[asked.unwrap_or(near)];
+    let chosen = orders.get(taken.order).map_or(&[][..], |order| &order[..taken.count]);
     Some(ModuleAdvice {
-        modules: listed(of, &candidates, taken),
+        modules: listed(of, &candidates, chosen),
         observed_peak_bytes: bytes(best[0].peak),
         predicted_peak_bytes: bytes(taken.peak),
         peak_at: of.place(matches!(taken.at, Highest::Again(_)), taken.at.position()),
         recomputed_seconds: taken.seconds(),
-        by_count: best.iter().enumerate().map(ByCount::of).collect(),
+        by_count: best.iter().map(ByCount::of).collect(),
     })
+}
+
+/// The choices of ever more modules, from none, each of which has a lower peak than every one of fewer.
+fn best(mut all: Vec<Choice>) -> Vec<Choice> {
+    all.sort_by_key(|choice| (choice.count, choice.peak, choice.again_ns.unwrap_or(u64::MAX)));
+    let mut lowest = i128::MAX;
+    all.retain(|choice| {
+        let is_lower = choice.peak < lowest;
+        lowest = lowest.min(choice.peak);
+        is_lower
+    });
+    all
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a comparison of some per cent")]
@@ -121,8 +129,8 @@ fn bytes(signed: i128) -> u64 {
     u64::try_from(signed).unwrap_or(0)
 }
 
-fn listed(of: &StepHistory, candidates: &[KeptModule], taken: &Choice) -> Vec<CheckpointedModule> {
-    let mut listed: Vec<&KeptModule> = taken.chosen.iter().map(|nth| &candidates[*nth]).collect();
+fn listed(of: &StepHistory, candidates: &[KeptModule], chosen: &[usize]) -> Vec<CheckpointedModule> {
+    let mut listed: Vec<&KeptModule> = chosen.iter().map(|nth| &candidates[*nth]).collect();
     listed.sort_by_key(|window| window.begins);
     let module =
         |window: &KeptModule| CheckpointedModule { name: of.name(window.name).to_owned(), held_bytes: window.held() };
@@ -130,8 +138,8 @@ fn listed(of: &StepHistory, candidates: &[KeptModule], taken: &Choice) -> Vec<Ch
 }
 
 impl ByCount {
-    fn of((count, choice): (usize, &Choice)) -> Self {
-        Self { modules: count, predicted_peak_bytes: bytes(choice.peak), recomputed_seconds: choice.seconds() }
+    fn of(choice: &Choice) -> Self {
+        Self { modules: choice.count, predicted_peak_bytes: bytes(choice.peak), recomputed_seconds: choice.seconds() }
     }
 }
 
@@ -146,13 +154,8 @@ impl Highest {
 impl Choice {
     fn none(moments: &[Moment]) -> Option<Self> {
         let (nth, highest) = moments.iter().enumerate().max_by_key(|(nth, moment)| (moment.peak, Reverse(*nth)))?;
-        let (chosen, at) = (Vec::new(), Highest::Before(nth));
-        Some(Self { chosen, peak: i128::from(highest.peak), at, again_ns: Some(0) })
-    }
-
-    /// Of equal peaks, the choice that runs less again is better; one of which that is not known is the worst.
-    fn order(&self) -> u64 {
-        self.again_ns.unwrap_or(u64::MAX)
+        let at = Highest::Before(nth);
+        Some(Self { order: 0, count: 0, peak: i128::from(highest.peak), at, again_ns: Some(0) })
     }
 
     #[allow(clippy::cast_precision_loss, reason = "seconds to a microsecond")]
@@ -170,27 +173,36 @@ fn sizes(candidates: &[KeptModule]) -> Vec<i64> {
     all.into_iter().step_by(step).collect()
 }
 
-/// Choices of 0, 1, 2 … modules that each keep at most `size`, or contain none that keeps less: one more at a time, of those
-/// that keep something where the peak is, the one that keeps the most.
-fn choices(moments: &[Moment], candidates: &[KeptModule], size: i64, looks: &mut usize) -> Vec<Choice> {
-    let units = units(candidates, size);
+/// An order of modules that each keep at most `size`, or contain none that keeps less, and the choices of its first 0, 1, 2 … of
+/// them: one more at a time, of those that keep something where the peak is, the one that keeps the most.
+fn choices(
+    moments: &[Moment],
+    candidates: &[KeptModule],
+    size: i64,
+    order: usize,
+    looks: &mut usize,
+) -> (Vec<usize>, Vec<Choice>) {
+    // The one that keeps the most is the last.
+    let mut free = units(candidates, size);
+    free.sort_by_key(|nth| (candidates[*nth].held(), Reverse(candidates[*nth].duration_ns), Reverse(*nth)));
     let mut less = vec![0_i128; moments.len() + 1];
-    let (mut chosen, mut found) = (Vec::new(), Vec::new());
+    let (mut chosen, mut found, mut again_ns) = (Vec::new(), Vec::new(), Some(0_u64));
     loop {
-        let Some(cost) = looks.checked_sub(moments.len() + units.len()) else { return found };
-        *looks = cost;
-        let Some(choice) = measured(moments, candidates, &chosen, &less) else { return found };
-        let at = choice.at.position();
-        found.push(choice);
-        let is_free = |nth: &usize| !chosen.contains(nth) && candidates[*nth].is_kept_at(at);
-        let order = |nth: &usize| (candidates[*nth].held(), Reverse(candidates[*nth].duration_ns), Reverse(*nth));
-        let Some(next) = units.iter().copied().filter(is_free).max_by_key(order) else { return found };
+        let passes: usize = chosen.iter().chain(&free).map(|nth: &usize| candidates[*nth].passes.len()).sum();
+        let Some(left) = looks.checked_sub(moments.len() + passes) else { break };
+        *looks = left;
+        let Some((peak, at)) = measured(moments, candidates, &chosen, &less) else { break };
+        found.push(Choice { order, count: chosen.len(), peak, at, again_ns });
+        let Some(place) = free.iter().rposition(|nth| candidates[*nth].is_kept_at(at.position())) else { break };
+        let next = free.remove(place);
         for pass in &candidates[next].passes {
             less[pass.after] += i128::from(pass.held);
             less[pass.until] -= i128::from(pass.held);
         }
+        again_ns = again_ns.zip(candidates[next].duration_ns).map(|(sum, more)| sum.saturating_add(more));
         chosen.push(next);
     }
+    (chosen, found)
 }
 
 /// Candidates that do not contain each other and together stand for all.
@@ -214,7 +226,7 @@ fn units(candidates: &[KeptModule], size: i64) -> Vec<usize> {
 }
 
 /// The peak with these modules checkpointed. `less` has, at each moment, what changes in what they no longer keep.
-fn measured(moments: &[Moment], candidates: &[KeptModule], chosen: &[usize], less: &[i128]) -> Option<Choice> {
+fn measured(moments: &[Moment], candidates: &[KeptModule], chosen: &[usize], less: &[i128]) -> Option<(i128, Highest)> {
     let (mut dropped, mut all) = (0, Vec::with_capacity(moments.len()));
     let mut highest: Option<(i128, Highest)> = None;
     let mut look = |live: i128, at: Highest| {
@@ -232,9 +244,7 @@ fn measured(moments: &[Moment], candidates: &[KeptModule], chosen: &[usize], les
         let live = i128::from(moments[begins].allocated) - all[begins] + i128::from(pass.recompute);
         look(live, Highest::Again(begins));
     }
-    let (peak, at) = highest?;
-    let again_ns = chosen.iter().map(|nth| candidates[*nth].duration_ns).sum();
-    Some(Choice { chosen: chosen.to_vec(), peak, at, again_ns })
+    highest
 }
 
 #[cfg(test)]
@@ -260,10 +270,10 @@ mod tests {
     #[test]
     fn what_came_on_an_h200_was_predicted() {
         let gpt = [(0, 9.302), (3, 8.698), (6, 8.094), (12, 6.881)];
-        let resnet = [(0, 2.862), (3, 1.540), (7, 1.520), (14, 1.088)];
-        for (file, known) in [("gpt_layers.json.gz", gpt), ("resnet50_layers.json.gz", resnet)] {
+        let resnet = [(0, 2.862), (3, 1.540), (14, 1.088)];
+        for (file, known) in [("gpt_layers.json.gz", &gpt[..]), ("resnet50_layers.json.gz", &resnet)] {
             let layers = recorded(file);
-            for (count, real) in known {
+            for (count, real) in known.iter().copied() {
                 let advice = modules(&layers.history, Some(count), 0).expect("peaks are known");
                 let apart = gib(advice.predicted_peak_bytes) / real - 1.0;
                 assert_eq!(advice.modules.len(), count);
@@ -335,6 +345,50 @@ mod tests {
         assert_eq!(counts, [(0, 235), (1, 195)]);
     }
 
+    /// The second module alone would need more when it runs again than the step did; both together less.
+    #[test]
+    fn fewer_modules_are_advised_where_one_more_would_raise_the_peak() {
+        let made = history(&[
+            ("a.l", Forward, None, [60, 60], None),
+            ("a", Forward, Some(1), [60, 60], Some((30, 10))),
+            ("b.l", Forward, None, [90, 90], None),
+            ("b", Forward, Some(1), [90, 90], Some((40, 50))),
+            ("root", Forward, Some(4), [90, 90], None),
+            ("root", Backward, Some(4), [100, 100], None),
+            ("b", Backward, Some(1), [100, 100], None),
+            ("b.l", Backward, None, [90, 60], None),
+            ("a", Backward, Some(1), [60, 60], None),
+            ("a.l", Backward, None, [60, 10], None),
+            ("root", Backward, Some(4), [10, 10], None),
+        ]);
+        let counts: Vec<_> = modules(&made, None, 0)
+            .expect("known")
+            .by_count
+            .iter()
+            .map(|one| (one.modules, one.predicted_peak_bytes))
+            .collect();
+        assert_eq!(counts, [(0, 100), (2, 80)]);
+        let one = modules(&made, Some(1), 0).expect("known");
+        assert_eq!((one.modules.len(), one.predicted_peak_bytes), (0, 100));
+        assert_eq!(modules(&made, Some(2), 0).expect("known").modules.len(), 2);
+    }
+
+    /// What a job may send at most: each module of two records, and all as large.
+    #[test]
+    fn thousands_of_equal_modules_take_no_longer_than_the_bound() {
+        let names: Vec<String> = (0..4_000).map(|nth| format!("m{nth}")).collect();
+        let mut records: Vec<Made> =
+            names.iter().map(|name| (name.as_str(), Forward, None, [9, 9], Some((1, 1)))).collect();
+        records.push(("root", Backward, Some(4_000), [9_000, 9], None));
+        records.extend(names.iter().rev().map(|name| (name.as_str(), Backward, None, [9, 9], None)));
+        let made = history(&records);
+        let mut looks = MOST_LOOKS;
+        let candidates = made.kept_modules();
+        let (order, found) = choices(made.moments().expect("known"), &candidates, 1, 0, &mut looks);
+        assert!(found.len() > 1 && order.len() + 1 >= found.len());
+        assert!(MOST_LOOKS - looks >= found.len() * 2 * names.len(), "each is counted");
+    }
+
     #[test]
     fn what_is_not_known_is_no_advice() {
         let mut lacking = history(&two_blocks()[..4]);
@@ -367,8 +421,8 @@ mod tests {
         }
     }
 
-    /// A name, whether it is forward, modules, peak, allocated, and what is kept.
-    type AnyRecord = (u8, bool, Option<u64>, Option<u64>, u64, Option<(i64, i64)>);
+    /// A name, whether it is forward, modules, peak, allocated, what is kept, and the duration.
+    type AnyRecord = (u8, bool, Option<u64>, Option<u64>, u64, Option<(i64, i64)>, Option<u64>);
 
     fn any_record() -> impl Strategy<Value = AnyRecord> {
         let sizes = prop::option::of((any::<i64>(), any::<i64>()));
@@ -379,6 +433,7 @@ mod tests {
             prop::option::weighted(0.95, any::<u64>()),
             any::<u64>(),
             sizes,
+            any::<Option<u64>>(),
         )
     }
 
@@ -387,16 +442,17 @@ mod tests {
         #[test]
         fn anything_may_be_sent(records in prop::collection::vec(any_record(), 0..40), skipped in 0_usize..4) {
             let mut history = StepHistory::default();
-            for (name, is_forward, modules, peak, allocated, kept) in &records {
+            for (name, is_forward, modules, peak, allocated, kept, duration_ns) in &records {
                 let (held, recompute) = kept.unzip();
                 let direction = if *is_forward { Forward } else { Backward };
-                let layer = Layer { modules: *modules, peak: *peak, held, recompute, ..Layer::new(direction) };
+                let layer = Layer { modules: *modules, peak: *peak, held, recompute, duration_ns: *duration_ns, ..Layer::new(direction) };
                 history.add(&format!("m{name}"), Some(*allocated), &layer);
             }
             if let Some(advice) = modules(&history, None, skipped) {
-                prop_assert!(advice.by_count.windows(2).all(|two| two[0].predicted_peak_bytes >= two[1].predicted_peak_bytes));
+                prop_assert!(advice.by_count.windows(2).all(|two| two[0].predicted_peak_bytes >= two[1].predicted_peak_bytes
+                    && two[0].modules < two[1].modules));
                 prop_assert!(advice.predicted_peak_bytes <= advice.observed_peak_bytes);
-                prop_assert!(advice.modules.len() < advice.by_count.len());
+                prop_assert!(advice.by_count.iter().any(|one| one.modules == advice.modules.len()));
             }
         }
     }

@@ -94,7 +94,9 @@ impl Analysis {
         self.steps.sort_by_key(|step| step.device);
         self.unknown_collectives.extend(other.unknown_collectives);
         if let Some(times) = other.operators {
-            self.operators.get_or_insert_default().extend(times);
+            let all = self.operators.get_or_insert_default();
+            all.extend(times);
+            all.sort_by_key(|one| std::cmp::Reverse(one.total_ns));
         }
         self.launch_delays.extend(other.launch_delays);
         self.launch_delays.sort_by_key(|delay| delay.device);

@@ -52,8 +52,11 @@ class Counters(Part):
     def __init__(self, source: Callable[[], Optional[Dict[str, Any]]], now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.source = source
         self.now = now
-        # The highest values, as the last read at the end of a step found them; empty if it did not read.
+        # The highest values, as the last read at the end of a step found them; empty if it did not read, or if no step was
+        # as high.
         self.peaks: Dict[str, int] = {}
+        # The highest that there was before the first step, as while a checkpoint was loaded: no step's.
+        self.first_peak: Optional[int] = None
         # What one read costs: the least that was seen, as the others were interrupted.
         self.cost_ns: Optional[int] = None
         self.marks = 0
@@ -85,8 +88,11 @@ class Counters(Part):
         if not stats:
             return ""
         text = _encode.memory(counters_of(stats))
-        if is_step_end:
-            self.peaks = peaks_of(stats)
+        peaks = peaks_of(stats)
+        if self.first_peak is None:
+            self.first_peak = peaks["allocated_peak_bytes"]
+        if is_step_end and peaks["allocated_peak_bytes"] > self.first_peak:
+            self.peaks = peaks
         took_ns = self.now() - began_ns
         self.read_ns = began_ns
         self.cost_ns = took_ns if self.cost_ns is None else min(self.cost_ns, took_ns)

@@ -1,8 +1,10 @@
 """Applies the advice on which modules to checkpoint, and says what came of it."""
 
+import copyreg
 import difflib
 import functools
 import json
+import operator
 import os
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
@@ -50,53 +52,78 @@ class Checkpointed:
         self.predicted = predicted
         self.undo: List[Callable[[], None]] = []
         self.device = next((each.device for module in modules for each in module.parameters()), torch.device("cpu"))
-        # The begins and ends of the passes that ran again, and how often the first module's did.
+        # The begins and ends of the passes that ran again, and how often the last module's did.
         self.times: List[Tuple[Any, Any]] = []
         self.passes = 0
         for nth, module in enumerate(modules):
-            self.wrap(module, nth == len(modules) - 1)
+            self.undo.append(self.wrap(module, nth == len(modules) - 1))
 
-    def wrap(self, module: Any, is_last: bool) -> None:
-        own = module.forward
+    def wrap(self, module: Any, is_last: bool) -> Callable[[], None]:
+        """Has a module run so; returns what ends it. Its class gets a child with another `forward`, so that copies, replicas of
+        DataParallel and pickles have the weights of their own. What is compiled has its `forward` in the object."""
+        if "forward" in module.__dict__:
+            own = module.forward
+            module.forward = functools.wraps(own)(lambda *args, **kwargs: self.run(own, is_last, args, kwargs))
+            return functools.partial(setattr, module, "forward", own)
+        plain = type(module)
 
-        @functools.wraps(own)
-        def again(*args: Any, **kwargs: Any) -> Any:
-            if not in_backward():
-                return own(*args, **kwargs)
-            self.passes += is_last
-            begin = self.now() if WARM < self.passes <= WARM + PASSES else None
-            try:
-                return own(*args, **kwargs)
-            finally:
-                if begin is not None:
-                    self.times.append((begin, self.now()))
-                elif is_last and self.passes == WARM + PASSES + 1:
-                    client.say(str(self.outcome()))
+        class Again(plain):  # type: ignore[misc, valid-type]
+            def forward(this, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+                return self.run(super().forward, is_last, args, kwargs)
 
-        @functools.wraps(own)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not module.training or not torch.is_grad_enabled() or in_backward():
-                return own(*args, **kwargs)
-            return run_again(again, *args, use_reentrant=False, **kwargs)
+            def __reduce_ex__(this, protocol: Any) -> Any:  # noqa: N805
+                # A copy or a pickle is of the plain class.
+                made, arguments, *rest = super().__reduce_ex__(protocol)
+                if made is copyreg.__newobj__:  # type: ignore[attr-defined]
+                    # Which refuses the class of another.
+                    made = operator.methodcaller("__new__", plain)
+                return (made, tuple(plain if each is Again else each for each in arguments), *rest)
 
-        had = "forward" in module.__dict__
-        module.forward = forward
+        Again.__name__, Again.__qualname__, Again.__module__ = plain.__name__, plain.__qualname__, plain.__module__
+        module.__class__ = Again
 
         def restore() -> None:
-            if module.__dict__.get("forward") is forward:
-                if had:
-                    module.forward = own
-                else:
-                    del module.forward
+            if module.__class__ is Again:
+                module.__class__ = plain
 
-        self.undo.append(restore)
+        return restore
+
+    def run(self, own: Callable[..., Any], is_last: bool, args: Any, kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or in_backward():
+            return own(*args, **kwargs)
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            return self.timed(own, is_last, args, kwargs) if in_backward() else own(*args, **kwargs)
+
+        return run_again(again, *args, use_reentrant=False, **kwargs)
+
+    def timed(self, own: Callable[..., Any], is_last: bool, args: Any, kwargs: Any) -> Any:
+        self.passes += is_last
+        begin = self.now() if WARM < self.passes <= WARM + PASSES else None
+        try:
+            return own(*args, **kwargs)
+        finally:
+            if begin is not None:
+                self.times.append((begin, self.now()))
+            elif is_last and self.passes == WARM + PASSES + 1:
+                self.log_outcome()
+
+    def log_outcome(self) -> None:
+        try:
+            client.say(str(self.outcome()))
+        except Exception as error:
+            client.say(f"checkpoint: its outcome is not known: {error!r}", False)
 
     def now(self) -> Any:
         if self.device.type != "cuda":
             return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        try:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        except Exception as error:
+            client.say(f"checkpoint: a pass is not timed: {error!r}", False)
+            return None
 
     def outcome(self) -> Outcome:
         """What has come of it so far. Waits for what is known of the GPU's time."""
@@ -133,6 +160,8 @@ def checkpoint(model: Any, advice: Advice) -> Checkpointed:
     `outcome()` of what is returned gives them at any time, and `close()` ends it. Raises `ValueError` for advice without
     modules, and for a name that the model has not."""
     names, predicted = _read(advice)
+    if not names:
+        raise ValueError("this advice names no modules: nothing that is checkpointed would lower the peak")
     modules = [_find(model, name) for name in names]
     for name, module in zip(names, modules):
         inner = {id(each) for each in module.modules()} - {id(module)}

@@ -6,10 +6,17 @@ them, so that a hook knows its place in the history without a clock.
 """
 
 import bisect
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+import functools
+import logging
+import os
+import weakref
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
+from . import patches
+
+log = logging.getLogger("highwater")
 # A step with more events of the allocator has no history: reading it would hold up the job.
 MOST_EVENTS = 50_000
 # The allocator rounds each size up to a multiple of this, bytes.
@@ -46,6 +53,15 @@ def place_of(stats: Dict[str, Any]) -> Place:
     return Place(counted(stats), int(stats["allocated_bytes"]["all"]["current"]))
 
 
+# The allocator has one history for the process. A job that begins or ends one takes over what is on.
+_RECORD = "_record_memory_history"
+
+
+def is_ours() -> bool:
+    """Whether the history that the allocator records is one of these, and not the job's."""
+    return any(history.is_on for history in _on)
+
+
 class History:
     """Records the allocations of a step of one device."""
 
@@ -53,32 +69,72 @@ class History:
         self.index = index
         self.is_on = False
         self.begin: Optional[Place] = None
+        self.process = os.getpid()
+        self.leave: Callable[[], None] = lambda: None
+
+    def __del__(self) -> None:
+        # The model, and with it the watch, went in the middle of a step.
+        self.end()
 
     def start(self) -> bool:
-        """Begins, unless the job records a history of its own. Says whether it did."""
-        is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-        if is_recording is None or is_recording():
-            return False
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=3 * MOST_EVENTS)
-        self.is_on = True
-        self.begin = place_of(torch._C._cuda_memoryStats(self.index))
-        return True
+        """Begins, unless the job records a history of its own or its allocator has none. Returns whether it did."""
+        try:
+            if torch._C._cuda_isHistoryEnabled():
+                return False
+            torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=3 * MOST_EVENTS)
+            self.is_on = True
+            _on.add(self)
+            self.leave = patches.join(self, (torch.cuda.memory,), _RECORD, taken_over)
+            self.begin = place_of(torch._C._cuda_memoryStats(self.index))
+        except Exception as error:
+            log.debug("highwater: no history of allocations: %r", error)
+            self.end()
+        return self.is_on
 
     def stop(self) -> Optional[Raw]:
-        """Ends, and returns where it began and what happened since; None if there was too much."""
-        if not self.is_on:
-            return None
-        begin, ended = self.begin, counted(torch._C._cuda_memoryStats(self.index))
-        self.is_on = False
+        """Ends, and returns where it began and what happened since; None if there was too much, or if the job took it over."""
         try:
-            if begin is None or ended - begin.event > MOST_EVENTS:
+            if not self.is_on or self.begin is None:
                 return None
-            traces = torch._C._cuda_memorySnapshot(None)["device_traces"]
+            ended = counted(torch._C._cuda_memoryStats(self.index))
+            if ended - self.begin.event > MOST_EVENTS:
+                return None
+            traces = torch.cuda.memory._snapshot()["device_traces"]
+        except Exception as error:
+            log.debug("highwater: no history of allocations: %r", error)
+            return None
         finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
+            self.end()
         events = [each for each in traces[self.index] if each["action"] in SIGNS] if self.index < len(traces) else []
         # Anything else has counted events that the history lacks, or the other way round: no place would be right.
-        return (begin, events) if len(events) == ended - begin.event else None
+        return (self.begin, events) if len(events) == ended - self.begin.event else None
+
+    def end(self) -> None:
+        """Ends without a word: never raises. In a child of the process, the history is the parent's."""
+        if not self.is_on:
+            return
+        self.is_on = False
+        try:
+            self.leave()
+            if self.process == os.getpid():
+                torch.cuda.memory._record_memory_history(enabled=None)
+        except Exception as error:
+            log.debug("highwater: the history of allocations: %r", error)
+
+
+_on: "weakref.WeakSet[History]" = weakref.WeakSet()
+
+
+def taken_over(own: Callable[..., Any], histories: patches.Parts) -> Callable[..., Any]:
+    """What begins and ends histories, while one of these is on: it is the caller's from then on."""
+
+    @functools.wraps(own)
+    def record(*args: Any, **kwargs: Any) -> Any:
+        for history in histories:
+            history.is_on = False
+        return own(*args, **kwargs)
+
+    return record
 
 
 class Events:

@@ -79,17 +79,23 @@ class Frame:
         self.inner = 0
 
 
+class Known:
+    """The records of the latest step that had its history, once that has been looked at."""
+
+    def __init__(self) -> None:
+        self.records: List[Record] = []
+
+
 class Profile(Later):
     """The records of a step, made into text on the sender's thread."""
 
     def __init__(
-        self, clock: Clock, step: int, records: List[Record], history: Optional[Raw], known: Optional[List[Record]]
+        self, clock: Clock, step: int, records: List[Record], history: Optional[Raw], known: Known
     ) -> None:
         self.clock = clock
         self.step = step
         self.records = records
         self.history = history
-        # The records of an earlier step that had its history.
         self.earlier = known
         self.known = 0
 
@@ -130,9 +136,9 @@ class Profile(Later):
         history, self.history = self.history, None
         if history is not None:
             self.add_history(Events(*history))
-        elif self.earlier is not None:
-            self.add_known(self.earlier)
-        self.earlier = None
+            self.earlier.records = self.records
+        elif self.earlier.records is not self.records:
+            self.add_known(self.earlier.records)
         marks = []
         for record in self.records:
             at, begin = resolve(record.at), None if record.begin is None else resolve(record.begin)
@@ -173,9 +179,11 @@ class Layers(Part):
         # The model whose forward pass has just begun, if the watch has several.
         self.entering = model
         self.every = every
-        # The number of the first step, and the records of the one that had its history.
+        # The number of the first step, and what is known of a step with its history.
         self.first = first
-        self.known: Optional[List[Record]] = None
+        self.known = Known()
+        # Whether a forward pass is one of evaluation, where that is known.
+        self.is_evaluation: Callable[[], bool] = lambda: not torch.is_grad_enabled()
         self.tries = MOST_TRIES
         # The largest allocation of a step with its history, until it is asked for; 0 is none.
         self.largest = 0
@@ -222,7 +230,7 @@ class Layers(Part):
             after = module.register_forward_hook(Hook(self.popped if is_fsdp else self.after_forward))
             self.handles += [before, after]
         is_settled = number >= self.first + STEP_WITH_HISTORY
-        if is_settled and self.known is None and self.tries and device is not None and device.type == "cuda":
+        if is_settled and not self.known.records and self.tries and device is not None and device.type == "cuda":
             self.tries -= 1
             self.history = History(device.index)
             self.history.start()
@@ -246,7 +254,6 @@ class Layers(Part):
         if self.records:
             client.put_later(Profile(self.clock(), self.step, self.records, events, self.known))
         if events is not None:
-            self.known = self.records
             self.largest = max((int(each["size"]) for each in events[1]), default=0)
         self.records, self.frames, self.history = [], [], None
 
@@ -257,12 +264,17 @@ class Layers(Part):
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
+        self.abort()
+
+    def abort(self) -> None:
+        """Ends what is being recorded."""
+        self.remove()
         if self.history is not None:
-            self.history.stop()
+            self.history.end()
 
     def backward_ended(self) -> None:
-        """Removes the hooks, but from a step with its history, in which more passes may follow."""
-        if self.history is None or not self.history.is_on:
+        """Removes the hooks, but on CUDA, where peaks count of the whole step: more passes may follow in it."""
+        if not self.records or self.records[0].place is None:
             self.remove()
 
     def remove(self) -> None:
@@ -279,8 +291,8 @@ class Layers(Part):
                 self.stack[-1] += count
 
     def is_idle(self) -> bool:
-        # A recompute in the backward pass is no forward pass, and a compiled module has no layers.
-        return not self.is_active or in_backward() or is_compiling()
+        # A recompute in the backward pass is no forward pass, a compiled module has no layers, and evaluation keeps nothing.
+        return not self.is_active or in_backward() or is_compiling() or self.is_evaluation()
 
     @guarded
     def pushed(self, module: Any, inputs: Any) -> None:

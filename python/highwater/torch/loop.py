@@ -64,6 +64,10 @@ class Loop(Part):
         self.on_backward_end: List[Callable[[], None]] = []
         self.on_step_end: List[Callable[[], None]] = []
 
+    def is_evaluation(self) -> bool:
+        """Whether the model runs without training. A part of a model may run by itself, outside of its forward pass."""
+        return not self.is_training if self.in_forward else not torch.is_grad_enabled()
+
     @guarded
     def now(self) -> Optional[Time]:
         with self.lock:

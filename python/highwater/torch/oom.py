@@ -10,6 +10,7 @@ import highwater
 
 from .._marks import client
 from .guard import Part, guarded
+from .history import is_ours
 from .patches import Parts
 
 
@@ -66,7 +67,7 @@ class Oom(Part):
         global _recording
         is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
         if not _recording:
-            if is_recording is not None and is_recording():
+            if is_recording is not None and is_recording() and not is_ours():
                 return
             torch.cuda.memory._record_memory_history(max_entries=100_000)
         _recording += 1

@@ -59,6 +59,7 @@ class Watch(Part):
         self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
         device = weakly(self.get_device)
         self.layers = Layers(self.model, options.layers_every, weakly(self.get_clock), device, options.start_step)
+        self.layers.is_evaluation = self.loop.is_evaluation
         self.comm = Comm(self.timeline, weakly(self.layers.gather))
         self.holdings = Holdings(self.model, self.optimizers, options.layers_every, device)
         self.oom = Oom(weakly(self.read_counters), options.snapshot_dir)
@@ -88,7 +89,7 @@ class Watch(Part):
         self.undo.append(patches.join(self, (torch.autograd,), "backward", seen_backward))
         if self.optimizers:
             self.undo.append(optimizers.attach_scaler(self))
-        self.undo.append(self.layers.remove)
+        self.undo.append(self.layers.abort)
         _open.add(self)
         # The latest registration runs first: before the client sends its last marks, and before what the job registered.
         atexit.unregister(_close_all)

@@ -18,7 +18,7 @@ const MOST_SIZES: usize = 1 << 10;
 const MOST_RANKS: usize = 1 << 12;
 /// What the allocator needs beside live tensors when memory is short: a share of them, as it rounds sizes up, and a share of the
 /// largest allocation, as free memory that is smaller than that is of no use to it. Where the largest allocation is not known, a
-/// larger share of live tensors. Ten jobs on an H200 needed no more (docs/performance.md).
+/// larger share of live tensors. Set by ten jobs on an H200 (docs/performance.md).
 const ROUNDING: f64 = 0.01;
 const OF_LARGEST: f64 = 0.7;
 const SLACK: f64 = 0.12;

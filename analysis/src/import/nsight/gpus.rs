@@ -23,7 +23,9 @@ pub(super) fn epoch_ns(file: &mut RecordingReader) -> Result<Option<i64>, OpenEr
     if !file.has_column(START, "utcEpochNs") {
         return Ok(None);
     }
-    let rows = file.rows(START, &format!("SELECT utcEpochNs FROM {START}"), 0, 1, |row| needed::<i64>(row, 0))?;
+    let rows = file.rows(START, &format!("SELECT utcEpochNs FROM {START} ORDER BY rowid LIMIT 1"), 0, 1, |row| {
+        needed::<i64>(row, 0)
+    })?;
     Ok(rows.first().copied().filter(|epoch_ns| *epoch_ns >= A_DATE_NS))
 }
 

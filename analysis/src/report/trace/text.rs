@@ -58,15 +58,17 @@ pub(in crate::report) fn headline(analysis: &Analysis) -> Option<String> {
 pub(in crate::report) fn verdict(analysis: &Analysis) -> Option<String> {
     let Bound { by, share } = analysis.bound?;
     let share = format!("{:.1} % of the time", share * 100.0);
+    let first = analysis.steps.first()?.device;
+    let gpus = if analysis.steps.iter().any(|step| step.device != first) { "the GPUs, on average," } else { "the GPU" };
     let has_loader = analysis.steps.iter().any(|step| step.idle.data_ns.is_some());
     Some(match by {
         BoundBy::Data => {
-            format!("Bound by loading data: for {share} the GPU had no work, and the host waited for data.")
+            format!("Bound by loading data: for {share} {gpus} had no work, and the host waited for data.")
         }
         BoundBy::Host if has_loader => {
-            format!("Bound by the host: for {share} the GPU had no work, and the host did not wait for data.")
+            format!("Bound by the host: for {share} {gpus} had no work, and the host did not wait for data.")
         }
-        BoundBy::Host => format!("Bound by the host: for {share} the GPU had no work."),
+        BoundBy::Host => format!("Bound by the host: for {share} {gpus} had no work."),
         BoundBy::Communication => {
             format!("Bound by communication: for {share} collectives ran with no other kernel beside.")
         }
