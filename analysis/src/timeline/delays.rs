@@ -6,7 +6,8 @@
 use super::trace::{Op, Work};
 use serde::Serialize;
 
-/// From the begin of the call that launched a kernel to the kernel's begin, of all kernels of one GPU whose launch is known.
+/// From the begin of the call that launched a kernel to the kernel's begin, of all kernels of one GPU whose launch is known; of a CUDA
+/// graph, of its first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct LaunchDelay {
     /// The GPU's number in its process.
@@ -24,8 +25,12 @@ impl LaunchDelay {
     /// not count.
     pub(super) fn of(device: u32, ops: &[&Op]) -> Option<Self> {
         let kernels = ops.iter().filter(|op| op.work != Work::Memory);
-        let delay = |op: &&Op| u64::try_from(op.begin_ns.checked_sub(op.launch_ns?)?).ok();
-        let mut delays: Vec<u64> = kernels.filter_map(delay).collect();
+        let mut begun: Vec<(i64, i64)> = kernels.filter_map(|op| Some((op.launch_ns?, op.begin_ns))).collect();
+        // One call launches all kernels of a CUDA graph: those after the first wait for each other, and not for the launch.
+        begun.sort_unstable();
+        begun.dedup_by_key(|(launch_ns, _)| *launch_ns);
+        let delay = |(launch_ns, begin_ns): (i64, i64)| u64::try_from(begin_ns.checked_sub(launch_ns)?).ok();
+        let mut delays: Vec<u64> = begun.into_iter().filter_map(delay).collect();
         let count = delays.len();
         let (half, most) = (position(count, 50)?, position(count, 99)?);
         let p99_ns = *delays.select_nth_unstable(most).1;
@@ -54,11 +59,14 @@ mod tests {
 
     #[test]
     fn delays_are_of_kernels_whose_launch_is_known() {
-        let mut ops: Vec<Op> = (1..=200).map(|nth| op(1_000 + nth, Some(1_000), Work::Compute)).collect();
+        let mut ops: Vec<Op> = (1..=200).map(|nth| op(1_000 * nth + nth, Some(1_000 * nth), Work::Compute)).collect();
         assert_eq!(delay(&ops), Some((200, 100, 198)));
         ops.extend([op(9_000, Some(0), Work::Memory), op(9_000, None, Work::Compute), op(5, Some(6), Work::Compute)]);
         assert_eq!(delay(&ops), Some((200, 100, 198)));
         assert_eq!(delay(&ops[..1]), Some((1, 1, 1)));
-        assert_eq!((delay(&ops[200..]), delay(&[op(i64::MAX, Some(i64::MIN), Work::Compute)])), (None, None));
+        // The third and the fourth kernel of graphs.
+        ops.extend([op(900_000, Some(3_000), Work::Compute), op(900_000, Some(4_000), Work::Communication)]);
+        assert_eq!(delay(&ops), Some((200, 100, 198)));
+        assert_eq!((delay(&ops[200..203]), delay(&[op(i64::MAX, Some(i64::MIN), Work::Compute)])), (None, None));
     }
 }
