@@ -29,7 +29,7 @@ const TABLES: [(&str, usize); 16] = [
     ("phase_memory", 12),
     ("findings", 19),
     ("layer_profiles", 7),
-    ("layer_records", 13),
+    ("layer_records", 17),
     ("jobs", 4),
 ];
 /// Texts with a meaning for the reader.

@@ -98,8 +98,8 @@ fn a_finding_changes_the_revision() {
         revisions.insert(event["findings_revision"].as_u64().expect("a number"));
         states.insert(list(&listed, "findings").iter().map(state).collect::<Vec<_>>());
     }
-    // The list was read after the event, so it may be one state ahead.
-    assert!((states.len() - 1..=states.len()).contains(&revisions.len()), "{revisions:?} for {states:?}");
+    // The list was read after the event, so it may be one state ahead, and two events may have the same.
+    assert!((states.len() - 1..=states.len() + 1).contains(&revisions.len()), "{revisions:?} for {states:?}");
     assert!(revisions.iter().all(|revision| *revision < 1 << 53), "exact in JavaScript");
 }
 

@@ -261,7 +261,7 @@ fn refused_records_of_ever_other_steps_look_at_no_other_rank() {
     for event in [record("a", 1, 1), step(EventType::Begin, 2, 2), record("a", 2, 3)] {
         say(&mut jobs, &account, &of(1, event));
     }
-    let _held = other.hold(Resource::Layers, 16 << 10);
+    let _held = other.hold(Resource::Layers, 14 << 10);
     let refusal = |jobs: &mut Jobs, step| take(jobs, &account, &record("a", step, 3_000)).err();
     let expected = "bytes of layer profiles (two thirds of annotations.max_ended_bytes): this sender may have no more of \
                     the 32768 that all share";
