@@ -12,14 +12,14 @@ one of them differs, or if a file with work or ranges is not read.
 
 import argparse
 import collections
-import csv
-import hashlib
 import json
 import pathlib
 import re
 import sqlite3
 import subprocess
 import sys
+
+import stored
 
 HERE = pathlib.Path(__file__).parent
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -160,15 +160,7 @@ def main():
     arguments = parser.parse_args()
     tried = read = wrong = 0
     print(f"{'repository and file':66} {'version':14} {'GPUs':>4} {'kernels':>7} {'copies':>6} {'kernel time':>14} {'busy':>14} {'steps':>5}  result")
-    for row in csv.DictReader((HERE / "nsight.tsv").open(), delimiter="\t", quoting=csv.QUOTE_NONE):
-        path = arguments.folder / row["repository"].replace("/", "+") / row["stored"]
-        name = f"{row['repository']} {row['file']}"
-        if not path.exists():
-            print(f"{name:66} not there")
-            continue
-        if hashlib.sha256(path.read_bytes()).hexdigest()[:16] != row["sha256"]:
-            print(f"{name:66} has other contents than the file that was looked at")
-            continue
+    for row, name, path in stored.files("nsight.tsv", arguments.folder):
         tried += 1
         found, ranges, by_range = computed(path)
         made = subprocess.run([arguments.highwater, "report", "--json", path], capture_output=True, text=True, check=False)

@@ -10,13 +10,13 @@ highwater. Exits with 1 if one of them differs, or if a file without memory is r
 """
 
 import argparse
-import csv
-import hashlib
 import json
 import pathlib
 import re
 import subprocess
 import sys
+
+import stored
 
 HERE = pathlib.Path(__file__).parent
 MIB = 1 << 20
@@ -47,19 +47,11 @@ def main():
     arguments = parser.parse_args()
     wrong = tried = was_read = 0
     print(f"{'repository and file':66} {'form':26} {'GPUs':>4} {'readings':>8} {'peak':>12}  result")
-    for row in csv.DictReader((HERE / "real.tsv").open(), delimiter="\t", quoting=csv.QUOTE_NONE):
-        path = arguments.folder / row["repository"].replace("/", "+") / row["file"]
-        name = f"{row['repository']} {row['file']}"
-        if not path.exists():
-            print(f"{name:66} not there")
-            continue
-        stored = path.read_bytes()
-        if hashlib.sha256(stored).hexdigest()[:16] != row["sha256"]:
-            print(f"{name:66} has other contents than the file that was looked at")
-            continue
+    for row, name, path in stored.files("real.tsv", arguments.folder):
         tried += 1
-        encoding = "utf-16" if stored[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-        text = stored.decode(encoding, errors="replace")
+        content = path.read_bytes()
+        encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+        text = content.decode(encoding, errors="replace")
         readings = [] if row["used"] == "-" else expected(text, row["used"])
         peak, report = read(arguments.highwater, path, row["options"].split())
         if isinstance(report, str):

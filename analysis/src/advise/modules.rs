@@ -59,7 +59,7 @@ pub struct ByCount {
 /// One choice of modules: the first of an order.
 #[derive(Debug, Clone, Copy)]
 struct Choice {
-    /// Which order, of those that were tried, and how many of it.
+    /// The position of the order among all orders, and how many modules of it are taken.
     order: usize,
     count: usize,
     peak: i128,
@@ -173,8 +173,8 @@ fn sizes(candidates: &[KeptModule]) -> Vec<i64> {
     all.into_iter().step_by(step).collect()
 }
 
-/// An order of modules that each keep at most `size`, or contain none that keeps less, and the choices of its first 0, 1, 2 … of
-/// them: one more at a time, of those that keep something where the peak is, the one that keeps the most.
+/// Adds modules one by one: each keeps at most `size`, or contains none that keeps less. The next one is the module that keeps the
+/// most at the time of the peak. Returns the modules in this order, and the choice of the first 0, 1, 2 … of them.
 fn choices(
     moments: &[Moment],
     candidates: &[KeptModule],

@@ -36,7 +36,7 @@ pub struct ComparedPlaces {
     pub first_bytes: u64,
     /// See above.
     pub bytes: u64,
-    /// The stacks that differ, those that grew the most first; at most 200, of those that differ the most.
+    /// The stacks that differ, sorted by growth, the largest first; at most the 200 that differ the most.
     pub places: Vec<PlaceBeside>,
     /// How many further stacks differ, and by how much they grew together, bytes.
     pub others: usize,

@@ -13,10 +13,10 @@ from .guard import Part
 MOST_SHARE = 0.001
 
 
-def stats_of(device: Any) -> Dict[str, Any]:
-    """What the allocator counts on a device. `torch.cuda.memory_stats` sorts more than a hundred numbers, and costs several
-    times as much."""
-    return torch._C._cuda_memoryStats(device.index)  # type: ignore[no-any-return]
+def stats_of(index: int) -> Dict[str, Any]:
+    """What the allocator counts on the device of this index. `torch.cuda.memory_stats` sorts more than a hundred numbers, and
+    costs several times as much."""
+    return torch._C._cuda_memoryStats(index)  # type: ignore[no-any-return]
 
 
 def peaks_of(stats: Dict[str, Any]) -> Dict[str, int]:

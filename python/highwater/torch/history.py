@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 import torch
 
 from . import patches
+from .allocator import stats_of
 
 log = logging.getLogger("highwater")
 # A step with more events of the allocator has no history: reading it would hold up the job.
@@ -85,7 +86,7 @@ class History:
             self.is_on = True
             _on.add(self)
             self.leave = patches.join(self, (torch.cuda.memory,), _RECORD, taken_over)
-            self.begin = place_of(torch._C._cuda_memoryStats(self.index))
+            self.begin = place_of(stats_of(self.index))
         except Exception as error:
             log.debug("highwater: no history of allocations: %r", error)
             self.end()
@@ -96,7 +97,7 @@ class History:
         try:
             if not self.is_on or self.begin is None:
                 return None
-            ended = counted(torch._C._cuda_memoryStats(self.index))
+            ended = counted(stats_of(self.index))
             if ended - self.begin.event > MOST_EVENTS:
                 return None
             traces = torch.cuda.memory._snapshot()["device_traces"]

@@ -18,6 +18,7 @@ import torch
 from .._encode import dumps
 from .._marks import Later, Mark, client
 from . import tensors
+from .allocator import stats_of
 from .clock import Clock, Time
 from .guard import Hook, Part, guarded
 from .history import Events, History, Kept, Place, Raw, place_of
@@ -160,7 +161,7 @@ def allocator_of(device: Any) -> Callable[[], Counted]:
         return lambda: NOTHING
 
     def counters() -> Counted:
-        stats = torch._C._cuda_memoryStats(device.index)
+        stats = stats_of(device.index)
         place = place_of(stats)
         return Counted({"allocated": place.allocated, "reserved": int(stats["reserved_bytes"]["all"]["current"])}, place)
 

@@ -197,7 +197,7 @@ class Watch(Part):
     def read_stats(self) -> Optional[Dict[str, Any]]:
         if self.device is None or self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return None
-        return stats_of(self.device)
+        return stats_of(self.device.index)
 
     def peaks(self) -> Dict[str, int]:
         return {**self.counters.peaks, **self.layers.take_largest()}

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The most names that are kept as they are.
 const MOST_NAMES: usize = 256;
-/// The most threads whose ranges are told apart; those of further ones are the last one's.
+/// The most threads that have ranges of their own. Ranges of further threads are added to the last one.
 const MOST_THREADS: usize = 256;
 
 /// A step or a range.

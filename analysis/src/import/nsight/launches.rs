@@ -96,7 +96,7 @@ impl Launches {
     }
 }
 
-/// The range that began last of those that a call's thread is in; 0 if it is in none.
+/// The innermost range that is open on a call's thread; 0 if none is.
 fn innermost(open: &HashMap<i64, Vec<(i64, u64)>>, call: &Call) -> u64 {
     let ranges = open.get(&call.thread).map(Vec::as_slice).unwrap_or_default();
     ranges.iter().rev().find(|(end_ns, _)| call.launch.at_ns < *end_ns).map_or(0, |(_, number)| *number)

@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 
 /// The table of ranges and marks.
 pub(crate) const TABLE: &str = "NVTX_EVENTS";
-/// Nsight's numbers of ranges on a thread, of those that may end on another, and of the creation of a domain, in exports without
-/// the enumeration.
+/// Nsight's event types, for exports without the enumeration: a range that ends on its thread, a range that may end on another
+/// thread, and the creation of a domain.
 const KINDS: [(&str, i64); 3] = [("NvtxPushPopRange", 59), ("NvtxStartEndRange", 60), ("NvtxDomainCreate", 75)];
 /// Domains of libraries, whose ranges are their calls.
 const LIBRARIES: [&str; 10] =

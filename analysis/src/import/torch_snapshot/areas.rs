@@ -109,7 +109,7 @@ impl Areas {
     }
 
     /// Adds those from before the history that were there after an entry: of the snapshot's, what the history did not reserve, and
-    /// what it released later. The snapshot also says the kinds of those that were there to the end.
+    /// what it released later. For segments that existed until the end, the snapshot also has their kinds.
     pub fn complete(&self, areas: Vec<Area>, event: u64, at_end: &[Area]) -> Vec<Area> {
         let kinds: BTreeMap<u64, SegmentKind> = at_end.iter().map(|area| (area.begin, area.kind)).collect();
         let known = areas.into_iter().map(|area| {

@@ -46,8 +46,8 @@ const MOST_BYTES: u64 = 64 << 30;
 /// Maximum number of failures that are listed of one device, and of all devices.
 const MOST_FAILURES: usize = 100;
 const MOST_OF_ALL: usize = 256;
-/// Maximum number of stacks that are kept of all devices, of those that held memory at the peak and of those at the end. Two
-/// snapshots are compared by them.
+/// Maximum number of stacks that are kept for the peak, and the same for the end, of all devices together. Two snapshots are
+/// compared by them.
 const MOST_HOLDERS: usize = 1 << 13;
 /// Maximum number of places of a GPU with memory over time, and of GPUs that have them. They take most of a page.
 const MOST_SITES: usize = 12;
