@@ -2,12 +2,12 @@
 
 Trains each job under `highwater.torch.watch` and `highwater run`, with four growing batches in one process. `highwater advise
 --batches` then says which batch fits into `--limit` of memory. A second process may reserve as much and no more: it tries the
-advised batch, and looks for the largest that runs.
+advised batch, and looks for the largest that runs; a third does so with expandable segments.
 
     HIGHWATER=target/release/highwater python3 benches/gpu/batch.py --out results/
     HIGHWATER=target/release/highwater python3 benches/gpu/batch.py --dry-run --out /tmp/results
 
-Takes about five minutes. Prints a table and writes batch.json.
+Takes about ten minutes. Prints a table and writes batch.json.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ROOT = HERE.parent.parent.parent
 STEPS = 5
 # The largest batch is found within this share.
 NEAR = 0.01
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 def libraries() -> tuple[Any, Any]:
@@ -140,13 +141,19 @@ def main() -> int:
         path.unlink()
         row = {"job": name, "advice": advice}
         if advice.get("largest_batch_size") and not is_small:
-            again = [sys.executable, str(HERE), "--largest", name, "--advised", str(advice["largest_batch_size"])]
-            done = subprocess.run([*again, "--limit", str(arguments.limit)], capture_output=True, text=True)
-            row.update(json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"problem": done.stderr[-500:]})
+            row.update(tried(name, advice["largest_batch_size"], arguments.limit, {}))
+            row["expandable"] = tried(name, row.get("largest", 1), arguments.limit, EXPANDABLE)
         rows.append(row)
         show(row)
     (arguments.out / "batch.json").write_text(json.dumps(rows, indent=1))
     return 0
+
+
+def tried(name: str, first: int, limit: float, environment: dict[str, str]) -> dict[str, Any]:
+    """What `largest` prints, in a process of its own with more variables in its environment."""
+    again = [sys.executable, str(HERE), "--largest", name, "--advised", str(first), "--limit", str(limit)]
+    done = subprocess.run(again, capture_output=True, text=True, env={**os.environ, **environment})
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"problem": done.stderr[-500:]}
 
 
 def show(row: dict[str, Any]) -> None:
@@ -160,7 +167,8 @@ def show(row: dict[str, Any]) -> None:
     print(
         f"{row['job']:20}{of['basis']:>14}  sizes {', '.join(str(point['batch_size']) for point in of['points'])}"
         f"  {of['bytes_per_sample'] / 2**20:8.1f} MiB a sample, error {(of['error_bytes'] or 0) / 2**20:6.1f} MiB, {outside}"
-        f"  advised {advised_batch:5}  runs: {row.get('fits', '-')}  largest {most or '-':>5}  {share}  {row.get('problem', '')}",
+        f"  advised {advised_batch:5}  runs: {row.get('fits', '-')}  largest {most or '-':>5}  {share}"
+        f"  possible {of['possible_batch_size']}  expandable {row.get('expandable', {}).get('largest', '-')}  {row.get('problem', '')}",
         flush=True,
     )
 

@@ -60,6 +60,14 @@ fn text(advised: &Rank) -> Result<String, fmt::Error> {
             size(outside),
             size(slack)
         )?;
+        let above = fit.largest_batch_size.unwrap_or(0) + 1;
+        if let Some(possible) = fit.possible_batch_size.filter(|possible| *possible >= above) {
+            writeln!(
+                out,
+                "Whether {above} to {possible} samples fit depends on how much of that it needs; more do not, by live tensors alone. \
+                 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lowers what it needs."
+            )?;
+        }
     }
     if advised.several_in_one_process && !are_live_tensors {
         writeln!(

@@ -34,7 +34,10 @@ pub struct Fit {
     pub limit_bytes: u64,
     /// The largest batch whose peak, with the error, is at most the limit; `None` if already one sample exceeds it.
     pub largest_batch_size: Option<u64>,
-    /// Its peak by the line, bytes.
+    /// The largest batch whose peak by the line alone is at most the limit; `None` if already one sample exceeds it. Between
+    /// these two it depends on the error and on what is needed beside the peak.
+    pub possible_batch_size: Option<u64>,
+    /// The peak of the largest batch by the line, bytes.
     pub predicted_peak_bytes: Option<u64>,
     /// The upper bound of the 95 % prediction interval of the peak, bytes: the peak is below it with a probability of
     /// 97.5 %. `None` for two points, which have no error.
@@ -154,14 +157,7 @@ pub(super) fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64, slack: Slack) ->
         return Err(FitError::NoGrowth);
     }
     let beside = |batch: u64| slack.at(batch as f64, line.high(batch as f64));
-    let fits = |batch: u64| line.high(batch as f64) + beside(batch) <= limit_bytes as f64;
-    // The first batch that does not fit.
-    let (mut low, mut high) = (1, MOST);
-    while low < high {
-        let middle = low.midpoint(high);
-        if fits(middle) { low = middle + 1 } else { high = middle }
-    }
-    let largest = (low > 1).then(|| low - 1);
+    let largest = last_that(|batch| line.high(batch as f64) + beside(batch) <= limit_bytes as f64);
     let bytes = |bytes: f64| bytes.round() as u64;
     Ok(Fit {
         bytes_per_sample: line.slope,
@@ -169,12 +165,23 @@ pub(super) fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64, slack: Slack) ->
         error_bytes: line.error.map(|(error, _)| error),
         limit_bytes,
         largest_batch_size: largest,
+        possible_batch_size: last_that(|batch| line.at(batch as f64) <= limit_bytes as f64),
         predicted_peak_bytes: largest.map(|batch| bytes(line.at(batch as f64))),
         highest_peak_bytes: largest.filter(|_| line.error.is_some()).map(|batch| bytes(line.high(batch as f64))),
         slack_bytes: largest.filter(|_| slack != Slack::default()).map(|batch| bytes(beside(batch))),
         times_observed: largest.map(|batch| batch as f64 / most_observed as f64),
         points,
     })
+}
+
+/// The largest batch that fits, where every smaller one does too; `None` if not even one sample does.
+fn last_that(fits: impl Fn(u64) -> bool) -> Option<u64> {
+    let (mut low, mut high) = (1, MOST);
+    while low < high {
+        let middle = low.midpoint(high);
+        if fits(middle) { low = middle + 1 } else { high = middle }
+    }
+    (low > 1).then(|| low - 1)
 }
 
 #[cfg(test)]
@@ -200,7 +207,7 @@ mod tests {
         assert!((mib(fit.fixed_bytes) - 999.338_983).abs() < 1e-3, "{}", mib(fit.fixed_bytes));
         let error = mib(fit.error_bytes.expect("known"));
         assert!((error - 6.457_160).abs() < 1e-3, "{error}");
-        assert_eq!(fit.largest_batch_size, Some(68));
+        assert_eq!((fit.largest_batch_size, fit.possible_batch_size), (Some(68), Some(69)));
         assert_eq!(fit.predicted_peak_bytes.map(|bytes| bytes / MIB), Some(7_802));
         assert_eq!(fit.highest_peak_bytes.map(|bytes| bytes / MIB), Some(7_907));
     }
@@ -216,7 +223,11 @@ mod tests {
         assert_eq!((two.largest_batch_size, two.error_bytes, two.highest_peak_bytes), (Some(90), None, None));
         assert_eq!(two.times_observed, Some(4.5));
         let full = fit(points(&[(10, 200), (20, 300)]), 109 * MIB, Slack::default()).expect("a line");
-        assert_eq!((full.largest_batch_size, full.predicted_peak_bytes), (None, None), "not even one sample");
+        assert_eq!(
+            (full.largest_batch_size, full.possible_batch_size, full.predicted_peak_bytes),
+            (None, None, None),
+            "not even one sample"
+        );
     }
 
     proptest! {
