@@ -45,7 +45,7 @@ from listeners import Listener  # noqa: E402
 
 Span = tuple[int, int]
 PARTS = ["truth", "cost", "cost-ddp", "layers", "named"]
-PHASES = ("forward", "backward", "optimizer")
+PHASES = ("forward", "loss", "backward", "optimizer")
 GAP_NS = 20_000
 WARM_STEPS, TRUE_STEPS = 8, 10
 # Enough for the detectors to know the job's usual step.
@@ -152,7 +152,9 @@ def true_job(name: str, arguments: argparse.Namespace) -> None:
             if number == WARM_STEPS:
                 profiler.start()
             with record_function(f"hw#forward#{number}"):
-                loss = model(x).float().square().mean()
+                out = model(x)
+            with record_function(f"hw#loss#{number}"):
+                loss = out.float().square().mean()
             with record_function(f"hw#backward#{number}"):
                 loss.backward()
             with record_function(f"hw#optimizer#{number}"):

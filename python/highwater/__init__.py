@@ -194,8 +194,8 @@ def phase(name: _Function) -> _Function: ...
 @overload
 def phase(name: str, **attributes: Any) -> Span: ...
 def phase(name: Any, **attributes: Any) -> Any:
-    """A part of a step, as a context manager or a decorator: `data`, `forward`, `backward`, `comm`, `optimizer`,
-    `checkpoint`, `eval`, or any other name. As a decorator without a name, the function's own is taken."""
+    """A part of a step, as a context manager or a decorator: `data`, `forward`, `loss`, `backward`, `comm`,
+    `optimizer`, `checkpoint`, `eval`, or any other name. As a decorator without a name, the function's own is taken."""
     if not attributes and inspect.isroutine(name):
         return _keep(_phases, "phase", name.__name__)(name)
     if attributes:

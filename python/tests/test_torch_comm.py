@@ -128,7 +128,7 @@ class Jobs(TorchCase):
         return [word for word in words(events).split() if word[1:] != "comm"]
 
     def loop(self, steps=2):
-        one = "+{0} +forward -forward +backward -backward +optimizer -optimizer -{0}"
+        one = "+{0} +forward -forward +loss -loss +backward -backward +optimizer -optimizer -{0}"
         return " ".join(one.format(number) for number in range(steps)).split()
 
     def names(self, events, direction):

@@ -42,14 +42,14 @@ class WatchedByTheDaemon(TorchCase):
             with torch.no_grad():
                 model(batch)
         self.assertTrue(highwater.flush(SECONDS))
-        wait_until(lambda: len(daemon.phases("watched")) >= 6 * 5 + 1, "all phases")
+        wait_until(lambda: len(daemon.phases("watched")) >= 6 * 6 + 1, "all phases")
         phases = list(reversed(daemon.phases("watched")))
         steps = [phase for phase in phases if phase["kind"] == "step"]
         self.assertEqual([step["step"] for step in steps], list(range(6)))
         self.assertEqual([step["attributes"]["batch_size"] for step in steps], [4] * 6)
         for step in steps:
             inside = [phase["phase"] for phase in phases if phase["kind"] == "phase" and phase["step"] == step["step"]]
-            self.assertEqual(inside[:4], ["data", "forward", "backward", "optimizer"])
+            self.assertEqual(inside[:5], ["data", "forward", "loss", "backward", "optimizer"])
         self.assertEqual([phase["phase"] for phase in phases].count("eval"), 1)
         (profile,) = json.loads(daemon.get("/api/v1/jobs/watched/layers"))["profiles"]
         self.assertEqual((profile["step"], profile["missing"]), (4, 0))
@@ -110,9 +110,9 @@ class DocumentsOfTorch(TorchCase):
                     optimizer.step()
                 handles[-1].close()
             self.assertTrue(highwater.flush(SECONDS))
-            wait_until(lambda before=before: len(self.daemon.events()) >= before + 20, "two steps")
+            wait_until(lambda before=before: len(self.daemon.events()) >= before + 24, "two steps")
             begun = [event.get("name") for event in self.daemon.events()[before:] if event["event"] == "begin"]
-            self.assertEqual(begun[:5], [None, "data", "forward", "backward", "optimizer"], path)
+            self.assertEqual(begun[:6], [None, "data", "forward", "loss", "backward", "optimizer"], path)
 
 
 if __name__ == "__main__":

@@ -130,4 +130,4 @@ class Layers(LayerCase):
                 self.watch(self.model, self.optimizer, layers_every=1)
                 self.train()
                 self.optimizer.step()
-        self.assertEqual(self.words(), "+0 +forward -forward +backward -backward +optimizer -optimizer -0")
+        self.assertEqual(self.words(), "+0 +forward -forward +loss -loss +backward -backward +optimizer -optimizer -0")

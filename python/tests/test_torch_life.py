@@ -81,7 +81,7 @@ class Life(TorchCase):
         model(torch.randn(3, 4))
         del model
         gc.collect()
-        self.assertEqual(self.words(), "+0 +forward -forward +backward -backward +eval -eval -0")
+        self.assertEqual(self.words(), "+0 +forward -forward +loss -loss +backward -backward +eval -eval -0")
 
     def test_watches_end_in_any_order(self):
         loader = torch.utils.data.DataLoader([1, 2])
@@ -111,7 +111,7 @@ class Life(TorchCase):
         first.close()
         self.train(other)
         second.close()
-        one = "+forward -forward +backward -backward"
+        one = "+forward -forward +loss -loss +backward -backward"
         self.assertEqual(self.words(), f"+0 {one} +5 {one} -0 -5 +6 {one} -6")
 
     def test_close_is_the_end_whatever_the_job_is_in(self):
@@ -164,7 +164,7 @@ class Life(TorchCase):
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=PYTHON, env=dict(os.environ), check=False)
         self.assertEqual(done.returncode, 0)
         said = [word for word in self.words(("Linear",)).split() if word != "!child"]
-        self.assertEqual(" ".join(said), "+0 +forward -forward +backward -backward -0")
+        self.assertEqual(" ".join(said), "+0 +forward -forward +loss -loss +backward -backward -0")
 
     def test_events_of_cuda_stay_in_a_child(self):
         from highwater.torch import clock
@@ -209,7 +209,7 @@ class Steps(TorchCase):
         handle.remove()
         self.train()
         self.optimizer.step()
-        one = "+forward -forward +backward -backward"
+        one = "+forward -forward +loss -loss +backward -backward"
         self.assertEqual(
             self.words(),
             f"+0 {one} +optimizer -optimizer +optimizer -optimizer -0 {steps(1)} +2 {one} +optimizer -optimizer {one} "
@@ -229,7 +229,7 @@ class Steps(TorchCase):
             scaler.update()
             self.optimizer.zero_grad()
             second.zero_grad()
-        one = "+{0} +forward -forward +backward -backward{1} +optimizer -optimizer -{0}"
+        one = "+{0} +forward -forward +loss -loss +backward -backward{1} +optimizer -optimizer -{0}"
         twice = " +optimizer -optimizer"
         self.assertEqual(self.words(), " ".join(one.format(n, "" if n == 1 else twice) for n in range(3)))
 

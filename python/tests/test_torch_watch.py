@@ -16,7 +16,7 @@ import highwater
 from .listeners import PYTHON
 from .torch_case import TorchCase, forget_compiled, needs_torch, torch
 
-STEP = "+{0} +forward -forward +backward -backward +optimizer -optimizer -{0}"
+STEP = "+{0} +forward -forward +loss -loss +backward -backward +optimizer -optimizer -{0}"
 
 
 def steps(*numbers):
@@ -61,14 +61,14 @@ class Loops(TorchCase):
             self.train()
             self.train()
             self.optimizer.step()
-        one = "+forward -forward +backward -backward"
+        one = "+forward -forward +loss -loss +backward -backward"
         self.assertEqual(self.words(), " ".join(f"+{n} {one} {one} +optimizer -optimizer -{n}" for n in (0, 1)))
 
     def test_without_an_optimizer_the_next_forward_begins_a_step(self):
         handle = self.watch(self.model)
         for _ in range(2):
             self.train()
-        one = "+forward -forward +backward -backward"
+        one = "+forward -forward +loss -loss +backward -backward"
         self.assertEqual(self.words(), f"+0 {one} -0 +1 {one}")
         handle.close()
         self.assertTrue(self.words().endswith("-backward -1"))
@@ -115,7 +115,7 @@ class Loops(TorchCase):
             self.model(Bad.apply(torch.randn(3, 4, requires_grad=True))).sum().backward()
         self.train()
         self.optimizer.step()
-        one = "+forward -forward +backward -backward"
+        one = "+forward -forward +loss -loss +backward -backward"
         self.assertEqual(self.words(), f"+0 {one} {one} +optimizer -optimizer -0")
 
     def test_several_outputs_and_several_backward_passes(self):
@@ -137,7 +137,30 @@ class Loops(TorchCase):
         (out.more["a"][1][0].sum() + out.more["a"][0].sum()).backward()
         self.optimizer.step()
         twice = "+backward -backward +backward -backward"
-        self.assertEqual(self.words(), f"+0 +forward -forward {twice} +optimizer -optimizer -0")
+        self.assertEqual(self.words(), f"+0 +forward -forward +loss -loss {twice} +optimizer -optimizer -0")
+
+    def test_the_loss_ends_with_what_comes_next(self):
+        loader = [torch.randn(3, 4) for _ in range(2)]
+        watch = self.watch(self.model, self.optimizer)
+        for batch in watch.batches(iter(loader)):
+            self.model(batch)
+        with self.assertRaises(RuntimeError):
+            self.model(torch.randn(3, 5))
+        self.model(torch.randn(3, 4))
+        with torch.no_grad():
+            self.model(torch.randn(3, 4))
+        self.train()
+        self.optimizer.step()
+        batches = "+data -data +forward -forward +loss -loss " * 2
+        # The pass that failed has no loss; nor has evaluation.
+        self.assertEqual(
+            self.words(),
+            f"+0 {batches}+forward -forward +forward -forward +loss -loss +eval -eval "
+            "+forward -forward +loss -loss +backward -backward +optimizer -optimizer -0",
+        )
+        last = {(event["event"], event.get("name")): event["time_unix_nano"] for event in self.sent(self.daemon)}
+        self.assertEqual(last["begin", "loss"], last["end", "forward"])
+        self.assertEqual(last["end", "loss"], last["begin", "backward"])
 
     def test_closures_run_the_model_inside_the_optimizer(self):
         optimizer = torch.optim.LBFGS(self.model.parameters(), max_iter=2)
@@ -154,7 +177,7 @@ class Loops(TorchCase):
         self.train()
         optimizer.step(closure)
         said = self.words()
-        self.assertTrue(said.startswith("+0 +optimizer -optimizer +forward -forward +optimizer -optimizer +backward"), said)
+        self.assertTrue(said.startswith("+0 +optimizer -optimizer +forward -forward +loss -loss +backward"), said)
         self.assertEqual([word for word in said.split() if word[1:].isdigit()], ["+0", "-0", "+1", "-1"])
         self.check_pairs()
 
@@ -181,8 +204,8 @@ class Loops(TorchCase):
             discriminator(fake).sum().backward()
             optimizers[1].step()
         step = (
-            "+forward -forward +forward -forward +backward -backward +optimizer -optimizer "
-            "+forward -forward +backward -backward +optimizer -optimizer"
+            "+forward -forward +loss -loss +forward -forward +loss -loss +backward -backward +optimizer -optimizer "
+            "+forward -forward +loss -loss +backward -backward +optimizer -optimizer"
         )
         self.assertEqual(self.words(), f"+0 {step} -0 +1 {step} -1")
         records = [event for event in self.sent(self.daemon) if event.get("kind") == "layer"]
@@ -227,7 +250,7 @@ class Loops(TorchCase):
         self.watch(self.model, list(optimizers.values()))
         self.train()
         self.train()
-        one = "+forward -forward +backward -backward"
+        one = "+forward -forward +loss -loss +backward -backward"
         self.assertEqual(self.words(), f"+0 {one} -0 +1 {one} -1")
 
     def test_a_scaler_that_skips_the_optimizer_ends_the_step(self):
@@ -241,7 +264,7 @@ class Loops(TorchCase):
             scaler.step(self.optimizer)
             scaler.update()
             self.optimizer.zero_grad()
-        skipped = "+1 +forward -forward +backward -backward -1"
+        skipped = "+1 +forward -forward +loss -loss +backward -backward -1"
         self.assertEqual(self.words(), f"{steps(0)} {skipped} {steps(2)}")
         handle.close()
         self.assertIs(torch.amp.GradScaler.step, own)
@@ -301,8 +324,8 @@ class Loops(TorchCase):
                         self.optimizer.step()
                 events = self.sent(self.daemon)[before:]
                 words = [event.get("step", event.get("name")) for event in events if event["event"] == "end"]
-                wanted = ["forward", "backward", "optimizer", 1]
-                self.assertEqual([word for word in words if not str(word).startswith("_")][-4:], wanted)
+                wanted = ["forward", "loss", "backward", "optimizer", 1]
+                self.assertEqual([word for word in words if not str(word).startswith("_")][-5:], wanted)
                 if made is not compiled_after:
                     self.assertFalse([event for event in events if "layer" in event])
                 self.model._compiled_call_impl = None
@@ -367,7 +390,7 @@ class Handle(TorchCase):
         self.assertTrue(torch.equal(copied(batch), loaded(batch)))
         self.assertEqual(self.words(), "")
         self.assertTrue(torch.equal(self.model(batch), loaded(batch)))
-        self.assertEqual(self.words(), "+0 +forward -forward")
+        self.assertEqual(self.words(), "+0 +forward -forward +loss")
 
     def test_disabled_does_nothing(self):
         with mock.patch.object(self.client, "room", 0):
@@ -390,7 +413,7 @@ class Endless(torch.utils.data.IterableDataset if torch else object):
 
 @needs_torch
 class Loaders(TorchCase):
-    STEP = "+{0} +data -data +forward -forward +backward -backward +optimizer -optimizer -{0}"
+    STEP = "+{0} +data -data +forward -forward +loss -loss +backward -backward +optimizer -optimizer -{0}"
 
     def run_epochs(self, loader, epochs):
         self.watch(self.model, self.optimizer, loader)
@@ -450,4 +473,4 @@ class Exit(TorchCase):
         """
         done = subprocess.run([sys.executable, "-c", code], cwd=PYTHON, env=dict(os.environ), check=False)
         self.assertEqual(done.returncode, 0)
-        self.assertEqual(self.words(("Linear",)), "+0 +forward -forward +backward -backward -0")
+        self.assertEqual(self.words(("Linear",)), "+0 +forward -forward +loss -loss +backward -backward -0")

@@ -2,7 +2,7 @@
 
 A step begins with the first batch or the first forward pass after the step before it. It ends when every optimizer has
 stepped. Without an optimizer it ends when the next one begins, which is the first batch or forward pass in training mode
-after a backward pass. Hooks run on several threads, because autograd has its own, but one after the other.
+after a backward pass. The phase `loss` is what the job does between the model's forward pass and the backward pass. Hooks run on several threads, because autograd has its own, but one after the other.
 """
 
 import threading
@@ -111,7 +111,9 @@ class Loop(Part):
                 return
             self.is_training = is_training
             if not is_training:
-                self.timeline.begin("eval")
+                at = self.timeline.stamp()
+                self.timeline.end("loss", at)
+                self.timeline.begin("eval", at)
                 return
             self.thread = threading.get_ident()
             at = self.next_part(is_boundary=True)
@@ -120,7 +122,8 @@ class Loop(Part):
                 self.count_samples(inputs)
 
     @guarded
-    def forward_end(self) -> None:
+    def forward_end(self, is_whole: bool = True) -> None:
+        """A forward pass ended, with outputs unless an exception ended it. What follows until the backward pass is the loss."""
         with self.lock:
             if in_backward() or not self.in_forward:
                 return
@@ -130,8 +133,12 @@ class Loop(Part):
             if not self.is_training:
                 self.eval_end = self.timeline.stamp()
                 return
-            self.timeline.end("forward")
-            self.resume_optimizer()
+            at = self.timeline.stamp()
+            self.timeline.end("forward", at)
+            if is_whole:
+                self.timeline.begin("loss", at)
+            else:
+                self.resume_optimizer()
 
     @guarded
     def backward_called(self) -> None:
@@ -259,6 +266,7 @@ class Loop(Part):
             if self.timeline.step is not None:
                 for each in self.on_step:
                     each(self.next_step, self.in_forward > 0)
+        self.timeline.end("loss", at)
         return at
 
     def is_without_optimizer(self) -> bool:

@@ -275,7 +275,7 @@ class Watch(Part):
 
     @guarded
     def forward_ended(self, outputs: Any) -> None:
-        self.loop.forward_end()
+        self.loop.forward_end(outputs is not None)
         if outputs is not None and torch.is_grad_enabled() and not self.loop.in_forward:
             for tensor in tensors.tensors(outputs):
                 # A hook on a leaf would stay for ever.
