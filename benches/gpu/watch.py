@@ -1,12 +1,13 @@
 """Whether `highwater.torch.watch` reports the truth, and what it costs.
 
-In one command, in a few minutes:
+In one command, in some ten minutes:
 
 - truth: a DDP job, the same with rank 1 slowed in its backward pass, and an FSDP2 job run under `watch` and torch.profiler at
   once. Phases are compared with the work that was launched in them, `comm` with the union of the times at which collectives
   were in flight, and for information (`nccl`) with the union of NCCL's kernels.
-- cost: step times with and without `watch`, in interleaved blocks in random order: a step of about a millisecond, a large
-  one, and DDP. The ratio is the median over rounds, with its bootstrap 95 % interval.
+- cost: step times with and without `watch`, in interleaved blocks in random order: steps of about 1.5, 4 and 30 ms, and DDP, of
+  one rank where there is one GPU. Each block with `watch` begins with the steps in which it measures what it costs; they are not
+  timed. The ratio is the median over rounds, with its bootstrap 95 % interval.
 - layers: resnet50, batch 16, against the records of FairScale's tracker.
 - named: with HIGHWATER, a DDP job whose rank 1 is late in its backward pass runs beside that daemon, which must name it.
 
@@ -48,6 +49,14 @@ PARTS = ["truth", "cost", "cost-ddp", "layers", "named"]
 PHASES = ("forward", "loss", "backward", "optimizer")
 GAP_NS = 20_000
 WARM_STEPS, TRUE_STEPS = 8, 10
+SETTLING = 160
+# Step length, as a name; width, layers, batch and length of the model; steps of a block, and rounds.
+COSTS = [
+    ("1.5 ms", (256, 1, 8, 128), 2000, 8),
+    ("4 ms", (256, 4, 8, 128), 1000, 7),
+    ("30 ms", (2048, 6, 8, 1024), 100, 8),
+]
+COSTS_DDP = [("ddp 30 ms", (2048, 6, 8, 1024), 100, 8)]
 # Enough for the detectors to know the job's usual step.
 LATE_STEPS, LATE_MS = 60, 40.0
 
@@ -145,8 +154,11 @@ def true_job(name: str, arguments: argparse.Namespace) -> None:
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     x = torch.randn(batch, length, width, device=device, dtype=next(model.parameters()).dtype)
+    # The loss of a language model, outside of it, as most jobs have it.
+    head = torch.randn(width, 16 if arguments.dry_run else 8192, device=device, dtype=x.dtype)
+    words = torch.randint(head.shape[1], (batch * length,), device=device)
     activities = [ProfilerActivity.CPU] + ([] if arguments.dry_run else [ProfilerActivity.CUDA])
-    with highwater.torch.watch(model, optimizer, layers_every=0):
+    with highwater.torch.watch(model, optimizer, layers_every=0, steps_every=1):
         profiler = profile(activities=activities)
         for number in range(WARM_STEPS + TRUE_STEPS):
             if number == WARM_STEPS:
@@ -154,7 +166,7 @@ def true_job(name: str, arguments: argparse.Namespace) -> None:
             with record_function(f"hw#forward#{number}"):
                 out = model(x)
             with record_function(f"hw#loss#{number}"):
-                loss = out.float().square().mean()
+                loss = torch.nn.functional.cross_entropy((out @ head).float().flatten(0, 1), words)
             with record_function(f"hw#backward#{number}"):
                 loss.backward()
             with record_function(f"hw#optimizer#{number}"):
@@ -189,7 +201,7 @@ def same_job(arguments: argparse.Namespace) -> bool:
         model = DistributedDataParallel(inner, device_ids=None if arguments.dry_run else [device.index])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         torch.manual_seed(int(os.environ["RANK"]))
-        with highwater.torch.watch(model, optimizer, layers_every=0) if is_watched else contextlib.nullcontext():
+        with highwater.torch.watch(model, optimizer, layers_every=0, steps_every=1) if is_watched else contextlib.nullcontext():
             for number in range(4):
                 model(torch.randn(64, 512, device=device)).square().sum().backward()
                 if number < 3:
@@ -298,12 +310,13 @@ def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[An
 
 
 def timed_blocks(name: str, conditions: dict[str, Any], steps: int, rounds: int, wait: Any) -> dict[str, Any]:
-    """Milliseconds a step of each condition by round; a condition is a function that runs `steps` steps."""
+    """Milliseconds a step of each condition by round; a condition is a context in which steps run. Of those that are watched,
+    the first SETTLING steps are not timed: all of some and half of others are marked."""
     table: dict[int, dict[str, float]] = {}
     for number, condition in harm.order(list(conditions), rounds, seed=7):
         with conditions[condition]() as step:
-            # The watch's first step builds its pool of events.
-            step()
+            for _ in range(1 if condition == harm.BASELINE else SETTLING):
+                step()
             wait()
             began = time.perf_counter()
             for _ in range(steps):
@@ -330,14 +343,11 @@ def costs(arguments: argparse.Namespace, is_ddp: bool) -> list[dict[str, Any]]:
 
     device = device_of(torch, arguments)
     wait = (lambda: None) if arguments.dry_run else torch.cuda.synchronize
-    jobs = [("ddp", 2048, 6, 8, 1024)] if is_ddp else [("small", 256, 4, 8, 128), ("large", 2048, 6, 8, 1024)]
     found = []
-    for name, width, layers, batch, length in jobs:
+    for name, sizes, steps, rounds in COSTS_DDP if is_ddp else COSTS:
         if arguments.dry_run:
-            width, layers, batch, length = 32, 2, 2, 16
+            sizes, steps, rounds = (32, 2, 2, 16), 20, 3
         highwater.configure(job=f"cost-{name}")
-        steps = 20 if arguments.dry_run else 100 if name == "small" else 40
-        rounds = 3 if arguments.dry_run else 20 if name == "small" else 12
 
         def job(is_watched: bool, layers_every: int, sizes: tuple[int, ...]) -> Any:
             width, layers, batch, length = sizes
@@ -360,17 +370,13 @@ def costs(arguments: argparse.Namespace, is_ddp: bool) -> list[dict[str, Any]]:
                 if not is_watched:
                     yield step
                     return
-                # Step 99 is before the measurement, which then has one recorded step in its 100.
-                with highwater.torch.watch(model, optimizer, layers_every=layers_every, start_step=-1 % (layers_every or 100)):
+                with highwater.torch.watch(model, optimizer, layers_every=layers_every):
                     yield step
 
             return running
 
-        sizes = (width, layers, batch, length)
-        conditions = {"off": job(False, 0, sizes), "phases": job(True, 0, sizes)}
-        if not is_ddp:
-            conditions["layers"] = job(True, 100, sizes)
-        found.append(timed_blocks(name, conditions, 100 if "layers" in conditions and not arguments.dry_run else steps, rounds, wait))
+        conditions = {"off": job(False, 0, sizes), "phases": job(True, 0, sizes), "default": job(True, 100, sizes)}
+        found.append(timed_blocks(name, conditions, steps, rounds, wait))
         highwater.flush(5)
         del conditions
     return found
@@ -410,14 +416,15 @@ def worker(arguments: argparse.Namespace) -> None:
     if arguments.worker == "late":
         late_job(arguments)
         dist.destroy_process_group()
-    elif arguments.worker == "many":
-        if "truth" in arguments.parts:
+    elif arguments.worker in ("many", "alone"):
+        if "truth" in arguments.parts and arguments.worker == "many":
             for name in ("ddp", "ddp-slow", "fsdp2"):
                 true_job(name, arguments)
                 dist.barrier()
             found["same"] = same_job(arguments)
-        # Of two processes that take turns on one GPU, the time of a step says nothing of cost.
-        found["costs"] = costs(arguments, is_ddp=True) if "cost-ddp" in arguments.parts and not arguments.share_gpu else []
+        # Of two processes that take turns on one GPU, the time of a step says nothing of cost: one is then measured alone.
+        is_costly = "cost-ddp" in arguments.parts and arguments.share_gpu == (arguments.worker == "alone")
+        found["costs"] = costs(arguments, is_ddp=True) if is_costly else []
         dist.barrier()
         dist.destroy_process_group()
     else:
@@ -598,8 +605,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the marks and the profiler's traces of the part truth")
     parser.add_argument("--dry-run", action="store_true", help="small, on the CPU")
     parser.add_argument("--share-gpu", action="store_true", help="all ranks on GPU 0, over NCCL's sockets (where there is only one)")
-    parser.add_argument("--limit", type=float, default=170.0, help="seconds for each of the two sets of processes")
-    parser.add_argument("--worker", choices=("one", "many", "late"), help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds for each set of processes")
+    parser.add_argument("--worker", choices=("one", "many", "alone", "late"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.worker:
@@ -609,6 +616,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         daemon = Listener(os.path.join(folder, "annotations.sock"))
         sets = {"many": (arguments.gpus, {"truth", "cost-ddp"}), "one": (1, {"cost", "layers"})}
+        if arguments.share_gpu:
+            sets = {"many": (arguments.gpus, {"truth"}), "alone": (1, {"cost-ddp"}), "one": (1, {"cost", "layers"})}
         for kind, (ranks, parts) in sets.items():
             if not parts & set(arguments.parts):
                 continue

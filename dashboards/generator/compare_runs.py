@@ -56,7 +56,8 @@ def _runs():
     by = f"max by ({BY})"
     energy = f"sum by ({BY}) (rate(highwater_phase_energy_joules_total{{{JOB}}}[$__range]))"
     idle = f"sum by ({BY}) (rate(highwater_phase_gpu_idle_seconds_total{{{JOB}}}[$__range]))"
-    steps = f"sum by ({BY}) (rate(highwater_job_steps_total{{{JOB}}}[$__range]))"
+    # Marked steps: energy is known of these alone.
+    steps = count(STEP, JOB, [BY], WHOLE)
     queries_ = [
         rows(f"count by ({BY}) (count by ({BY}, rank) ({seen}))"),
         rows(f"count by ({BY}) (count by ({BY}, rank) (highwater_job_info{{{JOB}}}))"),

@@ -157,10 +157,11 @@ class Steps(TorchCase):
 
     def test_nccls_memory_is_left_out_where_nobody_says_it(self):
         from highwater.torch.holdings import Holdings
+        from highwater.torch.pace import Pace
 
         group = mock.Mock(group_desc="default_pg", group_name="0")
         group._get_backend.return_value.memory_stats.return_value = {"gpu_total": 5, "gpu_persist": 3}
-        holdings = Holdings(self.model, [], 1, lambda: torch.device("cuda", 0))
+        holdings = Holdings(self.model, [], Pace(1), lambda: torch.device("cuda", 0))
         world = type(torch.distributed.distributed_c10d._world)
         with mock.patch.object(world, "pg_map", new_callable=lambda: {group: 1}):
             self.assertEqual(holdings.nccl(torch.device("cuda", 0)), {"nccl_bytes.default_pg.0": 5})

@@ -158,7 +158,7 @@ metrics! {
     JOB_STEP = Gauge "highwater_job_step" ["training_job", "rank", "namespace", "user"]
         "Number of the last step. From annotations.";
     JOB_STEPS = Counter "highwater_job_steps_total" ["training_job", "rank", "namespace", "user"]
-        "Steps that ended. From annotations.";
+        "Steps that ended, with those that the job ran without marks if it says how many (attribute `steps`); the histogram of step durations counts the marked ones. From annotations.";
     JOB_PIPELINE_STAGE = Gauge "highwater_job_pipeline_stage" ["training_job", "rank", "namespace", "user"]
         "The rank's stage of a pipeline, from the coordinates that it sent; absent where it sent none, or they have no stage.";
     JOB_STEP_DURATION = Histogram "highwater_job_step_duration_seconds" ["training_job", "rank", "namespace", "user"]

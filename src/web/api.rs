@@ -327,7 +327,7 @@ struct ListedRank {
     pid: Option<u32>,
     /// Number of its last step.
     step: Option<u64>,
-    /// Steps that ended.
+    /// Steps that ended, with those that a marked one stands for.
     steps: u64,
     /// UUIDs of its GPUs, as far as they are known.
     gpus: Vec<String>,

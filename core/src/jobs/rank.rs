@@ -13,6 +13,11 @@ use crate::wire::{EventType, Kind, Memory};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The attribute of a step's end that has how many steps it stands for, where a sender marks one in a number; and the most that
+/// are counted.
+const STEPS: &str = "steps";
+const MOST_STEPS: u64 = 1 << 16;
+
 /// A step, phase or layer that has begun and not ended.
 #[derive(Debug, Clone)]
 pub struct Open {
@@ -70,7 +75,7 @@ pub struct Rank {
     pub step: Option<u64>,
     /// The time of the event that had it, nanoseconds of the timeline.
     step_ns: i64,
-    /// Steps that ended.
+    /// Steps that ended, with those that a marked one stands for.
     pub steps: u64,
     /// Allocator counters as last sent.
     pub memory: Memory,
@@ -451,7 +456,7 @@ impl Rank {
         if event.kind == Kind::Step {
             closed.step_ended = self.open.len().saturating_sub(position) as u64;
             self.open.truncate(position);
-            self.steps += 1;
+            self.steps += event.number(STEPS).unwrap_or(1).clamp(1, MOST_STEPS);
         } else if event.kind == Kind::Phase {
             keep_series(&mut self.series, &mut ended);
         }

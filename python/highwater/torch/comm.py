@@ -155,7 +155,9 @@ class Comm(Part):
 
     @guarded
     def begin(self) -> Optional[Op]:
-        """A collective that is issued now."""
+        """A collective that is issued now; None if it is not marked."""
+        if self.timeline.is_resting:
+            return None
         at = self.timeline.stamp()
         if at is None:
             return None

@@ -22,7 +22,8 @@ class Batches:
 
     def __next__(self) -> Any:
         loop = self._loop()
-        if self._left == 0 or loop is None or loop.is_off:
+        if self._left == 0 or loop is None or loop.is_off or loop.timeline.is_resting:
+            self._left -= self._left > 0
             return next(self._iterator)
         if self._left < 0:
             # This may be the call after the last batch: known once it returns.

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from . import tensors
 from .guard import Part
+from .pace import Pace
 
 # An event has 16 attributes at most.
 MOST_GROUPS = 8
@@ -19,21 +20,21 @@ def bytes_of(found: Iterable[torch.Tensor]) -> int:
 
 
 class Holdings(Part):
-    """Attributes for the end of one step in `every`."""
+    """Attributes for the ends of the steps whose layers are recorded."""
 
     name = "attributes of steps"
 
-    def __init__(self, model: Any, optimizers: List[Any], every: int, device: Callable[[], Any]) -> None:
+    def __init__(self, model: Any, optimizers: List[Any], pace: Pace, device: Callable[[], Any]) -> None:
         self.model = model
         self.optimizers = optimizers
-        self.every = every
+        self.pace = pace
         self.device = device
         self.has_nccl = True
         # Optimizers may give gradients free before a step's end is seen, so they are looked at after the backward pass.
         self.gradients = 0
 
     def is_wanted(self, number: Any) -> bool:
-        return not self.is_off and bool(self.every) and number is not None and number % self.every == 0
+        return not self.is_off and number is not None and self.pace.is_recorded(number)
 
     def look_at_gradients(self, number: Any) -> None:
         if self.is_wanted(number):

@@ -23,6 +23,7 @@ from .clock import Clock, Time
 from .guard import Hook, Part, guarded
 from .history import Events, History, Kept, Place, Raw, place_of
 from .loop import in_backward
+from .pace import STEP_WITH_HISTORY, Pace
 
 MOST_RECORDS = 8192
 MOST_NAME_BYTES = 128
@@ -32,9 +33,6 @@ MOST_NAME_BYTES = 128
 SAME = 0.02
 # How often a step is recorded with its history, if that fails.
 MOST_TRIES = 2
-# The step after the first, in which an optimizer makes its state, and the second, in which others may.
-STEP_WITH_HISTORY = 2
-
 
 class Counted(NamedTuple):
     """The allocator's counters, and the place in its history; both empty where nobody knows them."""
@@ -169,19 +167,20 @@ def allocator_of(device: Any) -> Callable[[], Counted]:
 
 
 class Layers(Part):
-    """Records the layers of one step in `every`."""
+    """Records the layers of the steps that the pace names."""
 
     name = "records of layers"
 
     def __init__(
-        self, model: Any, every: int, clock: Callable[[], Clock], device: Callable[[], Any], first: int = 0
+        self, model: Any, pace: Pace, clock: Callable[[], Clock], device: Callable[[], Any]
     ) -> None:
         self.model = model
         # The model whose forward pass has just begun, if the watch has several.
         self.entering = model
-        self.every = every
-        # The number of the first step, and what is known of a step with its history.
-        self.first = first
+        self.pace = pace
+        # Not of a model that is compiled as a whole.
+        self.can_record = True
+        # What is known of a step with its history.
         self.known = Known()
         # Whether a forward pass is one of evaluation, where that is known.
         self.is_evaluation: Callable[[], bool] = lambda: not torch.is_grad_enabled()
@@ -207,7 +206,7 @@ class Layers(Part):
         self.history: Optional[History] = None
 
     def is_wanted(self, number: int) -> bool:
-        return bool(self.every) and (number % self.every == 0 or number == self.first + STEP_WITH_HISTORY)
+        return self.can_record and self.pace.is_recorded(number)
 
     @guarded
     def begin_step(self, number: int, in_forward: bool = False) -> None:
@@ -217,7 +216,7 @@ class Layers(Part):
         modules = eager(self.model)
         if modules is None:
             # Hooks on modules would make the compiler begin again, twice for each record.
-            self.every = 0
+            self.can_record = False
             client.say("records of layers are off: torch.compile is in use", False)
             return
         self.begin_with({id(module): short(name or type(module).__name__) for name, module in modules.items()})
@@ -230,7 +229,7 @@ class Layers(Part):
             before = module.register_forward_pre_hook(Hook(self.pushed if is_fsdp else self.before_forward), prepend=is_fsdp)
             after = module.register_forward_hook(Hook(self.popped if is_fsdp else self.after_forward))
             self.handles += [before, after]
-        is_settled = number >= self.first + STEP_WITH_HISTORY
+        is_settled = number >= self.pace.first + STEP_WITH_HISTORY
         if is_settled and not self.known.records and self.tries and device is not None and device.type == "cuda":
             self.tries -= 1
             self.history = History(device.index)
@@ -420,8 +419,13 @@ def eager(model: Any) -> Optional[Dict[str, Any]]:
             compiled.append(name + ".")
         if not is_compiled(module) or type(module).__name__ == "OptimizedModule":
             found[name] = module
+    return None if not compiled and is_compiler_used() else found
+
+
+def is_compiler_used() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    return None if not compiled and counters and counters["frames"].get("ok", 0) else found
+    return bool(counters and counters["frames"].get("ok", 0))
 
 
 def is_compiled(module: Any) -> bool:

@@ -2,17 +2,19 @@
 
 A step begins with the first batch or the first forward pass after the step before it. It ends when every optimizer has
 stepped. Without an optimizer it ends when the next one begins, which is the first batch or forward pass in training mode
-after a backward pass. The phase `loss` is what the job does between the model's forward pass and the backward pass. Hooks run on several threads, because autograd has its own, but one after the other.
+after a backward pass. The phase `loss` is what the job does between a forward and the backward pass. Hooks run on several
+threads, because autograd has its own, but one after the other.
 """
 
 import threading
-from typing import Any, Callable, List, Optional, Set
+from typing import Any, Callable, List, Optional, Set, Tuple
 
 import torch
 
 from . import tensors
 from .clock import Time
 from .guard import Part, guarded
+from .pace import Pace
 from .timeline import Timeline
 
 # An optimizer that has stepped this often without another one ends steps on its own.
@@ -32,9 +34,11 @@ class Loop(Part):
 
     name = "marks of phases"
 
-    def __init__(self, timeline: Timeline, optimizers: int, start_step: int = 0) -> None:
+    def __init__(self, timeline: Timeline, optimizers: int, pace: Pace, start_step: int = 0) -> None:
         self.timeline = timeline
         self.optimizers = optimizers
+        # Which steps are marked. While one is not, hooks do nothing, but for those that see evaluation and the step's end.
+        self.pace = pace
         self.next_step = start_step
         self.lock = threading.RLock()
         # The thread of the loop. Batches that another one fetches cost the loop nothing.
@@ -58,8 +62,11 @@ class Loop(Part):
         self.steps_alone = 0
         # When the latest evaluation pass ended: the phase `eval` covers a row of them.
         self.eval_end: Optional[Time] = None
-        # `on_step` is called with the number of the step that begins, and whether a forward pass began it. The others
-        # are called after a backward pass or a step has ended.
+        # The next step that is marked.
+        self.marked = start_step
+        # `on_rest` are called where steps without marks begin, and where they end. `on_step` is called with the number of the
+        # step that begins, and whether a forward pass began it. The others are called after a backward pass or a step.
+        self.on_rest: Tuple[Callable[[], None], Callable[[], None]] = (lambda: None, lambda: None)
         self.on_step: List[Callable[[int, bool], None]] = []
         self.on_backward_end: List[Callable[[], None]] = []
         self.on_step_end: List[Callable[[], None]] = []
@@ -67,6 +74,12 @@ class Loop(Part):
     def is_evaluation(self) -> bool:
         """Whether the model runs without training. A part of a model may run by itself, outside of its forward pass."""
         return not self.is_training if self.in_forward else not torch.is_grad_enabled()
+
+    def passes_by(self) -> None:
+        """A forward pass of a step that is not marked begins."""
+        if self.timeline.open:
+            with self.lock:
+                self.end_eval()
 
     @guarded
     def now(self) -> Optional[Time]:
@@ -200,6 +213,9 @@ class Loop(Part):
 
     @guarded
     def optimizer_end(self, which: int) -> None:
+        if self.timeline.is_resting:
+            self.pass_step(which)
+            return
         with self.lock:
             self.stepped.add(which)
             self.steps_alone += 1
@@ -220,6 +236,9 @@ class Loop(Part):
     @guarded
     def optimizer_skipped(self, which: int) -> None:
         """A GradScaler found gradients that are not finite. The optimizer is done with the step all the same."""
+        if self.timeline.is_resting:
+            self.pass_step(which)
+            return
         with self.lock:
             self.stepped.add(which)
             self.steps_alone += 1
@@ -302,7 +321,32 @@ class Loop(Part):
             return
         for each in self.on_step_end:
             each()
+        self.pace.ended(self.next_step, 0)
         self.next_step += 1
+        self.timeline.steps = 1
+        # Steps whose ends no optimizer shows are all marked.
+        if self.optimizer_calls and not self.has_closure:
+            self.marked = self.pace.next_marked(self.next_step)
+            if self.marked > self.next_step:
+                self.timeline.is_resting = True
+                self.on_rest[0]()
+
+    def pass_step(self, which: int) -> None:
+        """An optimizer has stepped in a step that is not marked."""
+        self.stepped.add(which)
+        self.steps_alone += 1
+        # A GradScaler's call is looked at by these.
+        self.optimizer_calls += 1
+        if not self.has_stepped():
+            return
+        self.steps_alone = 0
+        self.stepped.clear()
+        self.next_step += 1
+        self.timeline.steps += 1
+        if self.next_step >= self.marked:
+            self.pace.ended(self.next_step - 1, self.timeline.steps - 1)
+            self.timeline.is_resting = False
+            self.on_rest[1]()
 
 
 def end_of(loop: Loop) -> None:

@@ -26,7 +26,7 @@ def attach(number: int, optimizer: Any, watch: Any) -> Callable[[], None]:
 
     def before(has_closure: bool) -> None:
         here = known()
-        if here is not None and not is_compiling():
+        if here is not None and not is_compiling() and not here.timeline.is_resting:
             here.attach_compiled_late()
             here.loop.optimizer_begin(number, has_closure)
 
@@ -40,12 +40,8 @@ def attach(number: int, optimizer: Any, watch: Any) -> Callable[[], None]:
         before(has_any((*args[1:], *kwargs.values())))
 
     if hasattr(optimizer, HOOKS):
-        handles = optimizer.register_step_pre_hook(pre_hook), optimizer.register_step_post_hook(after)
-
-        def remove() -> None:
-            for handle in handles:
-                handle.remove()
-
+        watch.rest.add(lambda: optimizer.register_step_pre_hook(pre_hook).remove)
+        remove: Callable[[], None] = optimizer.register_step_post_hook(after).remove
         return remove
     # An optimizer of another library.
     step = optimizer.step

@@ -61,6 +61,9 @@ class Timeline:
         self.peaks: Callable[[], Dict[str, int]] = dict
         # The most samples of one pass of this step; 0 is not known.
         self.batch_size = 0
+        # Whether this step is not marked, and how many have ended since the last that was, this one included.
+        self.is_resting = False
+        self.steps = 1
         self.open: List[str] = []
         self.step: Optional[int] = None
         # How long the garbage collector had stopped the process when the step began.
@@ -132,6 +135,8 @@ class Timeline:
         seconds = collector.seconds_since(self.collected_ns)
         if seconds is not None:
             attributes = {**attributes, "gc_seconds": round(seconds, 6)}
+        if self.steps > 1:
+            attributes = {**attributes, "steps": self.steps}
         if self.batch_size and attributes:
             tail = _encode.attributes({"batch_size": self.batch_size, **attributes})
         elif self.batch_size:

@@ -24,7 +24,9 @@ from .layers import Layers, is_compiling
 from .loop import Loop, end_of
 from .oom import Oom
 from .options import Off, Options, listed
+from .pace import Pace
 from .patches import weakly
+from .rest import Rest
 from .timeline import Timeline
 
 # During this many first steps, the model may still be moved to its GPU.
@@ -56,12 +58,14 @@ class Watch(Part):
         self.counters = Counters(weakly(self.read_stats))
         self.timeline = Timeline(clock.HostClock(), self.counters)
         self.timeline.peaks = weakly(self.peaks, {})
-        self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
+        pace = Pace(options.layers_every, options.start_step, options.steps_every)
+        self.loop = Loop(self.timeline, len(self.optimizers), pace, options.start_step)
+        self.rest = Rest(self.models)
         device = weakly(self.get_device)
-        self.layers = Layers(self.model, options.layers_every, weakly(self.get_clock), device, options.start_step)
+        self.layers = Layers(self.model, pace, weakly(self.get_clock), device)
         self.layers.is_evaluation = self.loop.is_evaluation
         self.comm = Comm(self.timeline, weakly(self.layers.gather))
-        self.holdings = Holdings(self.model, self.optimizers, options.layers_every, device)
+        self.holdings = Holdings(self.model, self.optimizers, pace, device)
         self.oom = Oom(weakly(self.read_counters), options.snapshot_dir)
         self.find_device()
 
@@ -69,6 +73,7 @@ class Watch(Part):
     def attach(self) -> None:
         """Registers every hook."""
         self.loop.on_step += [weakly(self.follow_device), weakly(self.layers.begin_step)]
+        self.loop.on_rest = weakly(self.rest.begin), weakly(self.rest.end)
         self.loop.on_backward_end += [weakly(self.layers.backward_ended), weakly(self.look_at_gradients)]
         self.loop.version = weakly(self.version, 0)
         self.timeline.attributes = weakly(self.holdings.attributes, {})
@@ -79,6 +84,7 @@ class Watch(Part):
             self.attach_comm()
         self.attach_oom()
         self.undo.append(self.oom.close)
+        self.undo.append(self.rest.close)
         self.attach_models()
         for number, optimizer in enumerate(self.optimizers):
             self.undo.append(optimizers.attach(number, optimizer, self))
@@ -86,7 +92,7 @@ class Watch(Part):
             data = Data(loader, self.loop)
             self.undo.append(data.close)
             data.attach()
-        self.undo.append(patches.join(self, (torch.autograd,), "backward", seen_backward))
+        self.rest.add(lambda: patches.join(self, (torch.autograd,), "backward", seen_backward))
         if self.optimizers:
             self.undo.append(optimizers.attach_scaler(self))
         self.undo.append(self.layers.abort)
@@ -214,12 +220,16 @@ class Watch(Part):
 
     def attach_model(self, model: Any) -> None:
         """Hooks of the root only. Hooks of this class see a compiled model from outside."""
-        loop = self.loop
+        loop, timeline = self.loop, self.timeline
 
         def before(module: Any, inputs: Any) -> None:
             if module is model and not is_compiling():
+                is_training = module.training and torch.is_grad_enabled()
+                if is_training and timeline.is_resting:
+                    loop.passes_by()
+                    return
                 self.layers.entering = model
-                loop.forward_begin(module.training and torch.is_grad_enabled(), inputs)
+                loop.forward_begin(is_training, inputs)
 
         def after(module: Any, inputs: Any, outputs: Any) -> None:
             if module is model and not is_compiling():
@@ -227,8 +237,17 @@ class Watch(Part):
                     self.oom.seen(sys.exc_info()[1])
                 self.forward_ended(outputs)
 
-        self.undo.append(model.register_forward_pre_hook(Hook(before), prepend=True).remove)
-        self.undo.append(model.register_forward_hook(Hook(after), always_call=True).remove)
+        def attach() -> Callable[[], None]:
+            first = model.register_forward_pre_hook(Hook(before), prepend=True)
+            last = model.register_forward_hook(Hook(after), always_call=True)
+
+            def remove() -> None:
+                first.remove()
+                last.remove()
+
+            return remove
+
+        self.rest.add(attach)
         self.attach_compiled(model)
 
     def attach_compiled(self, model: Any) -> None:
@@ -253,7 +272,11 @@ class Watch(Part):
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or loop.is_off:
                 return function(*args, **kwargs)
-            loop.forward_begin(model.training and torch.is_grad_enabled(), (args, kwargs))
+            is_training = model.training and torch.is_grad_enabled()
+            if is_training and self.timeline.is_resting:
+                loop.passes_by()
+                return function(*args, **kwargs)
+            loop.forward_begin(is_training, (args, kwargs))
             outputs = None
             try:
                 outputs = function(*args, **kwargs)
@@ -275,6 +298,8 @@ class Watch(Part):
 
     @guarded
     def forward_ended(self, outputs: Any) -> None:
+        if self.timeline.is_resting and not self.loop.in_forward:
+            return
         self.loop.forward_end(outputs is not None)
         if outputs is not None and torch.is_grad_enabled() and not self.loop.in_forward:
             for tensor in tensors.tensors(outputs):
@@ -306,7 +331,7 @@ def seen_backward(own: Callable[..., Any], watches: patches.Parts) -> Callable[.
     def backward(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return own(*args, **kwargs)
-        loops = [watch.loop for watch in watches]
+        loops = [watch.loop for watch in watches if not watch.timeline.is_resting]
         for loop in loops:
             loop.backward_called()
         try:
@@ -344,13 +369,15 @@ def watch(
     comm: bool = True,
     start_step: int = 0,
     snapshot_dir: Optional[str] = None,
+    steps_every: Optional[int] = None,
     **options: Any,
 ) -> Any:
     """Marks the phases of a training loop.
 
     `model`, `optimizer` and `dataloader` may each be a list of several. `layers_every`: one step in this number records its
     layers (0: none). `comm`: whether collectives are marked. `start_step`: the number of the first step. `snapshot_dir`: a
-    folder for a snapshot of the allocator if it finds no memory. Returns a handle with `close()`. Never raises: an argument
+    folder for a snapshot of the allocator if it finds no memory. `steps_every`: one step in this number is marked (if it is
+    not given, as many as cost at most one percent of the time). Returns a handle with `close()`. Never raises: an argument
     that does not exist is named in the log, and nothing is marked."""
     if not client.room:
         return Off()
@@ -361,7 +388,8 @@ def watch(
         client.say(f"watch is off: it has no argument {wrong[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return Off()
     try:
-        asked = Options(int(layers_every), bool(comm), int(start_step), snapshot_dir, **options)
+        every = None if steps_every is None else int(steps_every)
+        asked = Options(int(layers_every), bool(comm), int(start_step), snapshot_dir, every, **options)
         made = Watch(model, optimizer, dataloader, asked)
         made.attach()
         if made.is_off:

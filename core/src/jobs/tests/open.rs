@@ -67,6 +67,31 @@ fn what_has_ended_is_returned_once_memory_is_known_until_then_and_so_many_at_a_t
 }
 
 #[test]
+fn a_marked_step_counts_as_many_as_it_stands_for() {
+    let (mut jobs, account) = after(&[]);
+    let mut counted = Vec::new();
+    for (nth, said) in [
+        None,
+        Some(Scalar::Int(64)),
+        Some(Scalar::Int(1 << 40)),
+        Some(Scalar::Int(0)),
+        Some(Scalar::Int(-5)),
+        Some(Scalar::Text("9".into())),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let before = if nth == 0 { 0 } else { rank(&jobs).steps };
+        let at_ns = 2 * nth as i64;
+        say(&mut jobs, &account, &step(EventType::Begin, Some(nth as u64), at_ns));
+        let attributes = said.map(|said| Box::new([("steps".into(), said)]) as Attributes);
+        say(&mut jobs, &account, &Event { attributes, ..step(EventType::End, Some(nth as u64), at_ns + 1) });
+        counted.push(rank(&jobs).steps - before);
+    }
+    assert_eq!(counted, [1, 64, 1 << 16, 1, 1, 1]);
+}
+
+#[test]
 fn an_end_closes_the_innermost_of_its_kind_name_and_step() {
     let (mut jobs, account) = after(&[at(1, begin("a", 7)), layer(EventType::Begin, "a", 2), at(3, begin("b", 7))]);
     say(&mut jobs, &account, &layer(EventType::End, "a", 4));
