@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo rules classic test test-peers test-cluster advisories lint map bench instructions fuzz mutants soak chaos gpu image clean tools-peers tools-cluster tools-lint tools-fuzz tools-mutants
+.PHONY: help demo rules classic test test-peers test-cluster test-torch-versions advisories lint map bench instructions fuzz mutants soak chaos gpu image clean tools-peers tools-cluster tools-lint tools-fuzz tools-mutants
 
 include tests/tools.env
 TOOLS := target/tools
@@ -52,6 +52,9 @@ test-peers: tools-peers ## Install real peers and run the tests with them; tests
 
 test-cluster: tools-cluster ## Run the chart and the attribution of pods in a real Kubernetes cluster of one node; needs root
 	cargo test --workspace --locked --test it -- --ignored --nocapture cluster::
+
+test-torch-versions: ## Run the client's tests within each supported PyTorch, or VERSIONS="2.1.2 2.3.1"; an hour; needs the network, 5 GB each
+	tests/torch-versions $(VERSIONS)
 
 advisories: tools-lint ## Check the dependencies for known vulnerabilities, by the newest database of RustSec; needs the network
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph advisories

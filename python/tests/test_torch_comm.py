@@ -1,11 +1,26 @@
 """The phase `comm`, in jobs of two processes with gloo."""
 
+import importlib
 import os
 import subprocess
 import sys
+import unittest
 
 from .listeners import PYTHON, SECONDS, wait_until
-from .torch_case import TorchCase, needs_torch, words
+from .torch_case import TorchCase, needs_torch, torch, words
+
+
+def has_fully_shard():
+    """FSDP2, which is public from PyTorch 2.6 on; before, it needs a GPU."""
+    return torch is not None and hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard")
+
+
+def has_fsdp1_on_a_cpu():
+    """FSDP1 makes streams of the CPU with a priority, which those of PyTorch before 2.2 do not take."""
+    try:
+        return torch is not None and torch.cpu.Stream(priority=0) is not None
+    except TypeError:
+        return False
 
 
 @needs_torch
@@ -171,6 +186,7 @@ class Jobs(TorchCase):
         for events in self.run_job("compiled"):
             self.check_comm(events, "backward", 2)
 
+    @unittest.skipUnless(has_fully_shard(), "this PyTorch has no public FSDP2 (torch.distributed.fsdp.fully_shard)")
     def test_fsdp2(self):
         for events in self.run_job("fsdp2"):
             self.assertEqual(self.phases(events), self.loop())
@@ -181,6 +197,7 @@ class Jobs(TorchCase):
             self.assertEqual([layer["gathered"] for layer in forward], [3 * 440, 0, 440, 0, 440])
             self.assertEqual([layer["gathered_sum"] for layer in forward][2::2], [2 * 440 + 0, 2 * 440])
 
+    @unittest.skipUnless(has_fsdp1_on_a_cpu(), "this PyTorch's FSDP1 needs a GPU (torch.cpu.Stream takes no priority)")
     def test_fsdp1(self):
         for events in self.run_job("fsdp1"):
             self.assertEqual(self.phases(events), self.loop())

@@ -78,7 +78,7 @@ class Histories(unittest.TestCase):
             with mock.patch.multiple(
                 torch._C, create=True, _cuda_isHistoryEnabled=lambda: False,
                 _cuda_memoryStats=mock.Mock(side_effect=[stats(count) for count in counts]),
-                _cuda_memorySnapshot=lambda _: {"device_traces": [[], list(traces)]},
+                _cuda_memorySnapshot=lambda *_: {"device_traces": [[], list(traces)]},
             ), mock.patch.object(torch.cuda.memory, "_record_memory_history") as record:
                 history = History(1)
                 self.assertTrue(history.start())

@@ -5,7 +5,7 @@ from unittest import mock
 
 import highwater
 
-from .torch_case import TorchCase, needs_torch, torch
+from .torch_case import TorchCase, needs_hooks_that_run, needs_torch, torch
 
 MS = 1_000_000
 
@@ -137,6 +137,7 @@ class Rests(TorchCase):
         self.assertFalse(self.model._forward_hooks or self.model._forward_pre_hooks)
 
     def test_hooks_are_away_in_steps_that_are_not_marked(self):
+        needs_hooks_that_run(self)
         own = torch.autograd.backward
         with self.watch(self.model, self.optimizer, steps_every=4) as watch:
             had = []

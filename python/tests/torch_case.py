@@ -12,7 +12,22 @@ try:
 except ImportError:
     torch = None
 
+# Before 2.3, there is only the GradScaler of CUDA, which does nothing on a CPU.
+GradScaler = None if torch is None else getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+
 needs_torch = unittest.skipIf(torch is None, "PyTorch is not installed: nothing of highwater.torch is tested")
+
+
+def needs_scaler_of_cpu(test):
+    has_one = torch is None or hasattr(torch.amp, "GradScaler")
+    return unittest.skipUnless(has_one, "this PyTorch has no GradScaler for a CPU (torch.amp.GradScaler)")(test)
+
+
+def needs_hooks_that_run(case):
+    from highwater.torch.optimizers import runs_hooks
+
+    if not runs_hooks(case.optimizer):
+        case.skipTest("another test used torch.compile, after which this PyTorch runs no hooks of optimizers")
 
 
 def words(events):

@@ -160,7 +160,13 @@ def plain(**options):
             work.wait()
         total, gathered = torch.ones(4), torch.zeros(8)
         dist.all_reduce(total)
-        dist.all_gather_into_tensor(gathered, total)
+        try:
+            dist.all_gather_into_tensor(gathered, total)
+        except RuntimeError as error:
+            # Before 2.2, gloo has no such gathering.
+            if "no support" not in str(error):
+                raise
+            dist.all_gather(list(gathered.chunk(2)), total)
         assert gathered.tolist() == [2.0] * 8
         dist.broadcast(total, 0)
         dist.barrier()

@@ -228,9 +228,9 @@ class Collectives(Part):
 
     def attach_reducers(self) -> None:
         for model in self.with_reducer:
-            if not model._comm_hooks:
-                from . import reducer
+            from . import reducer
 
+            if not reducer.has_other(model):
                 reducer.attach(model, self.comm)
 
 

@@ -39,11 +39,11 @@ def attach(number: int, optimizer: Any, watch: Any) -> Callable[[], None]:
         # The first one is the optimizer.
         before(has_any((*args[1:], *kwargs.values())))
 
-    if hasattr(optimizer, HOOKS):
+    if runs_hooks(optimizer):
         watch.rest.add(lambda: optimizer.register_step_pre_hook(pre_hook).remove)
         remove: Callable[[], None] = optimizer.register_step_post_hook(after).remove
         return remove
-    # An optimizer of another library.
+    # An optimizer of another library, or one without hooks.
     step = optimizer.step
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -54,6 +54,21 @@ def attach(number: int, optimizer: Any, watch: Any) -> Callable[[], None]:
             after()
 
     return patches.put(optimizer, "step", timed)
+
+
+def runs_hooks(optimizer: Any) -> bool:
+    """Whether steps run hooks. Before PyTorch 2.3, torch.compile takes away, for the rest of the process, the wrapper of each
+    class's `step` that runs them, and marks `step` as wrapped all the same."""
+    if not hasattr(optimizer, HOOKS):
+        return False
+    step = type(optimizer).step
+    if not getattr(step, "hooked", False):
+        return True
+    # Each wrapper is a function of its own, and all have the same code.
+    wrapper = torch.optim.Optimizer.profile_hook_step(lambda _: None)
+    while step is not None and getattr(step, "__code__", None) is not wrapper.__code__:
+        step = getattr(step, "__wrapped__", None)
+    return step is not None
 
 
 def has_any(given: Any) -> bool:

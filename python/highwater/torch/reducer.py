@@ -105,13 +105,23 @@ def timed_allreduce(state: Bucket, bucket: dist.GradBucket) -> torch.futures.Fut
     return reduced.then(ended)
 
 
+def has_other(model: Any) -> bool:
+    """Whether the job has registered a hook of its own."""
+    ours = _attached.get(model)
+    if ours is not None:
+        return ours.other[0] is not None
+    # Before 2.3, DDP has no list of its hooks; what it logs has the name of one.
+    hooks = getattr(model, "_comm_hooks", None)
+    return "comm_hook" in model._get_ddp_logging_data() if hooks is None else bool(hooks)
+
+
 def attach(model: Any, comm: Comm) -> None:
     """Registers the hook, and lets the job's own take its place later."""
     state = _attached.get(model)
     if state is None:
         state = Bucket(model)
         model.register_comm_hook(state, timed_allreduce)
-        model._comm_hooks.clear()
+        getattr(model, "_comm_hooks", []).clear()
         _attached[model] = state
         _let_others_in()
     # Or of a watch that was closed.
@@ -133,11 +143,11 @@ def _let_others_in() -> None:
 
     def register_comm_hook(self: Any, state: Any, hook: Any) -> None:
         ours = _attached.get(self)
-        if ours is None or self._comm_hooks:
+        if ours is None or ours.other[0] is not None:
             own(self, state, hook)
             return
         self._check_comm_hook(hook)
-        self._comm_hooks.append((hook, state))
+        getattr(self, "_comm_hooks", []).append((hook, state))
         ours.other = (hook, state)
 
     def register_builtin(self: Any, comm_hook_type: Any) -> None:
