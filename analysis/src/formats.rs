@@ -125,8 +125,8 @@ const FORMATS: [Known; 15] = [
             "Unix times, if it has `baseTimeNanoseconds`",
             "memory outside PyTorch's allocator; all of it without `profile_memory=True`",
         ],
-        // Kineto writes the version first, older ones the events.
-        sniff: |head| head.is_object_with(&["traceEvents", "schemaVersion"]),
+        // Kineto writes the version first, older ones the events, and the first one nothing around them.
+        sniff: |head| head.is_object_with(&["traceEvents", "schemaVersion"]) || head.with_begin(MEMBERS, is_list_of_events),
     },
     Known {
         format: FileFormat::MemoryTimeline,
@@ -427,6 +427,14 @@ impl<'a> Head<'a> {
     }
 }
 
+/// Whether text begins a list of objects, the first of which has a phase and a time, as events of a trace have.
+fn is_list_of_events(begin: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(begin);
+    let inside = text.trim_start().strip_prefix('[').map(str::trim_start).and_then(|rest| rest.strip_prefix('{'));
+    let first = inside.and_then(|rest| rest.split('}').next());
+    first.is_some_and(|first| first.contains("\"ph\"") && (first.contains("\"ts\"") || first.contains("\"name\"")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -474,7 +482,8 @@ mod tests {
 
     #[test]
     fn a_file_is_what_its_surest_sign_says() {
-        let cases: [(&[u8], FileFormat); 8] = [
+        let cases: [(&[u8], FileFormat); 9] = [
+            (b"[ \n {\"name\": \"x\", \"ph\": \"X\", \"ts\": 1}", FileFormat::Kineto),
             (b"\x80\x02}q\x00.", FileFormat::TorchSnapshot),
             (b"{\"schemaVersion\": 1, \"traces\": []}", FileFormat::Kineto),
             (b"  \n{\"traces\": []}", FileFormat::FairScale),

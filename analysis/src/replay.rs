@@ -57,3 +57,36 @@ fn imported(path: &Path, format: FileFormat, hints: &Hints) -> Result<Tape, Open
 pub(crate) fn tape_of(path: &Path) -> Result<Tape, OpenError> {
     imported(path, FileFormat::of(path)?, &Hints::default())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwater_core::clock::SECOND_NS;
+
+    /// Why a file of this name and content is not played; `None` if it is.
+    fn refused(name: &str, content: &str) -> Option<String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).expect("written");
+        imported(&path, FileFormat::of(&path).expect("a known format"), &Hints::default())
+            .err()
+            .map(|error| error.message)
+    }
+
+    #[test]
+    fn what_has_no_memory_over_time_is_not_played_and_is_named() {
+        let trace = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 3}]}"#;
+        let message = refused("trace.json", trace).expect("no memory");
+        assert!(
+            message.contains("has no memory of GPUs over time") && message.contains("`highwater report` reads it"),
+            "{message}"
+        );
+        let ort = format!("0 {} 1048576\n0 {} 2097152\n", 5 * SECOND_NS, 6 * SECOND_NS);
+        assert_eq!(refused("memory.txt", &ort), None, "what ONNX Runtime's poller writes is played");
+        let documented =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reports.md")).expect("docs");
+        let sentence =
+            "plays all of these files but traces, exports of Nsight without memory, training logs and layer traces";
+        assert!(documented.contains(sentence));
+    }
+}

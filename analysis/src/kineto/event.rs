@@ -34,6 +34,7 @@ pub(super) struct Event {
     pub begin_ns: Option<i64>,
     pub duration_ns: Option<i64>,
     pub process: Option<u64>,
+    pub thread: Option<i64>,
     pub args: Args,
 }
 
@@ -41,6 +42,7 @@ pub(super) struct Event {
 #[derive(Debug, Default)]
 pub(super) struct Args {
     pub device: Option<u64>,
+    pub stream: Option<u32>,
     pub correlation: Option<u64>,
     pub external: Option<u64>,
     pub collective: String,
@@ -68,11 +70,12 @@ impl Event {
         for text in [&mut args.collective, &mut args.dtype, &mut args.group_name, &mut args.group_ranks] {
             text.clear();
         }
-        (self.is_object, self.begin_ns, self.duration_ns, self.process) = (false, None, None, None);
+        (self.is_object, self.begin_ns, self.duration_ns) = (false, None, None);
+        (self.process, self.thread) = (None, None);
         (args.device, args.correlation, args.external, args.sequence) = (None, None, None, None);
         (args.elements_in, args.elements_out, args.group_size) = (None, None, None);
         (args.device_kind, args.device_id, args.bytes) = (None, None, None);
-        (args.allocated, args.reserved) = (None, None);
+        (args.allocated, args.reserved, args.stream) = (None, None, None);
     }
 
     /// Its category. Old versions write `Kernel`, `Memcpy`, `Runtime` and `Operator`.
@@ -99,6 +102,11 @@ impl Event {
         self.category.eq_ignore_ascii_case("cpu_op") || self.category.eq_ignore_ascii_case("operator")
     }
 
+    /// Whether it is an annotation of the host.
+    pub(super) fn is_annotation(&self) -> bool {
+        self.category.eq_ignore_ascii_case("user_annotation")
+    }
+
     /// When it began and ended, if both are known and in that order.
     pub(super) fn times(&self) -> Option<(i64, i64)> {
         let (begin_ns, duration_ns) = (self.begin_ns?, self.duration_ns?);
@@ -116,6 +124,7 @@ enum Member {
     Ts,
     Dur,
     Pid,
+    Tid,
     Args,
     #[serde(other)]
     Other,
@@ -126,6 +135,8 @@ enum Member {
 enum Arg {
     #[serde(rename = "device")]
     Device,
+    #[serde(rename = "stream")]
+    Stream,
     #[serde(rename = "correlation")]
     Correlation,
     #[serde(rename = "External id", alias = "external id")]
@@ -189,6 +200,7 @@ impl<'de> Visitor<'de> for Into<'_> {
                 Member::Ts => event.begin_ns = nanoseconds(members.next_value::<Box<RawValue>>()?.get()),
                 Member::Dur => event.duration_ns = nanoseconds(members.next_value::<Box<RawValue>>()?.get()),
                 Member::Pid => event.process = members.next_value_seed(WHOLE)?,
+                Member::Tid => event.thread = members.next_value_seed(SIGNED)?,
                 Member::Args => members.next_value_seed(IntoArgs(&mut event.args))?,
                 Member::Other => drop(members.next_value::<IgnoredAny>()?),
             }
@@ -218,6 +230,7 @@ impl<'de> Visitor<'de> for IntoArgs<'_> {
         while let Some(member) = members.next_key::<Arg>()? {
             match member {
                 Arg::Device => args.device = members.next_value_seed(WHOLE)?,
+                Arg::Stream => args.stream = members.next_value_seed(WHOLE)?.and_then(|of| u32::try_from(of).ok()),
                 Arg::Correlation => args.correlation = members.next_value_seed(WHOLE)?,
                 Arg::External => args.external = members.next_value_seed(WHOLE)?,
                 Arg::Collective => members.next_value_seed(Text(&mut args.collective))?,

@@ -403,6 +403,44 @@ mod tests {
     }
 
     #[test]
+    fn annotations_have_what_their_thread_launched_within_and_steps_are_none() {
+        let host = |category: &str, name: &str, thread: i64, begin: u32, long: u32| {
+            format!(
+                r#"{{"ph": "X", "cat": "{category}", "name": "{name}", "pid": 5, "tid": {thread}, "ts": {begin}, "dur": {long},
+                    "args": {{"correlation": {begin}}}}}"#
+            )
+        };
+        let kernel = |correlation: u32| {
+            format!(
+                r#"{{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 500, "dur": 3,
+                    "args": {{"correlation": {correlation}, "stream": 7}}}}"#
+            )
+        };
+        let trace = events(
+            &[
+                host("user_annotation", "ProfilerStep#4", -9, 0, 100),
+                host("user_annotation", "Optimizer.step#SGD.step", -9, 10, 20),
+                host("gpu_user_annotation", "Optimizer.step#SGD.step", 7, 500, 100),
+                host("cuda_runtime", "cudaLaunchKernel", -9, 15, 1),
+                host("cuda_runtime", "cudaLaunchKernel", 8, 16, 1),
+                kernel(15),
+                kernel(16),
+            ]
+            .join(","),
+        );
+        let found = trace.annotations.expect("few");
+        let [only] = &found[..] else { panic!("{found:?}") };
+        let steps: Vec<_> = only.steps.iter().map(|of| (of.step, of.sum)).collect();
+        assert_eq!(only.annotation.as_deref(), Some("Optimizer.step#SGD.step"));
+        assert_eq!(
+            (only.all.count, only.all.host_ns, only.all.launched, only.all.gpu_ns),
+            (1, 20_000, Some(1), Some(3_000))
+        );
+        assert_eq!(steps, [(4, only.all)]);
+        assert_eq!((trace.short_kernels[0].count, trace.short_kernels[0].total_ns), (2, 6_000));
+    }
+
+    #[test]
     fn what_pytorch_knows_of_a_collective_is_taken_from_its_operator_if_need_be() {
         let trace = events(
             r#"{"ph": "X", "cat": "kernel", "name": "ncclKernel_SendRecv(x)", "ts": 1, "dur": 3,

@@ -4,6 +4,7 @@
 
 use super::event::{Args, Category, Event};
 use crate::timeline::{Builder, Full, GpuRun, Kind, MemoryEvent, Parameters, Trace, element_bytes};
+use std::collections::HashMap;
 
 /// PyTorch's numbers of the kinds of devices that are GPUs: CUDA and HIP.
 const GPUS: [u64; 2] = [1, 6];
@@ -12,10 +13,15 @@ const PARAMETERS: &str = "record_param_comms";
 /// What the annotations around NCCL's calls begin with.
 const ANNOUNCED: &str = "nccl:";
 
+/// The most threads that are distinguished.
+const MOST_THREADS: usize = 1 << 12;
+
 /// The events so far.
 #[derive(Default)]
 pub(super) struct Reading {
     builder: Builder,
+    /// The numbers of threads, from 1, by process and thread.
+    threads: HashMap<(u64, i64), i64>,
 }
 
 impl Reading {
@@ -46,12 +52,16 @@ impl Reading {
         let correlation = event.args.correlation.unwrap_or(0);
         // Versions before PyTorch 2.0 write the correlation there, which may be the number of any operator.
         let operator = event.args.external.filter(|external| Some(*external) != event.args.correlation);
-        let run = || GpuRun { device: device(event), begin_ns, end_ns, correlation, operator };
+        let run =
+            || GpuRun { device: device(event), begin_ns, end_ns, correlation, operator, stream: event.args.stream };
         match category {
             Category::Kernel => self.take_kernel(event, run()),
             Category::Memory => self.builder.take_copy(run(), &event.name),
             // Calls that launch nothing have the correlation 0.
-            Category::Call => self.builder.take_call(correlation, begin_ns),
+            Category::Call => {
+                let thread = self.thread(event);
+                self.builder.take_call(correlation, begin_ns, thread)
+            }
             Category::Host => self.take_host(event, begin_ns, end_ns),
             Category::Allocation | Category::Other => Ok(()),
         }
@@ -83,6 +93,10 @@ impl Reading {
         if let Some(number) = event.name.strip_prefix("ProfilerStep#").and_then(|number| number.parse().ok()) {
             return self.builder.take_step(number, begin_ns, end_ns);
         }
+        if event.is_annotation() {
+            let thread = self.thread(event);
+            self.builder.take_annotation(thread, &event.name, begin_ns, end_ns);
+        }
         if event.name.contains("DataLoader") {
             return self.builder.take_loading(begin_ns, end_ns);
         }
@@ -93,6 +107,17 @@ impl Reading {
         let Some(external) = external else { return Ok(()) };
         let known = self.parameters_of(event)?;
         self.builder.take_parameters(external, known)
+    }
+
+    /// The number of the thread of an event; 0 if that is not known.
+    fn thread(&mut self, event: &Event) -> i64 {
+        let Some(thread) = event.process.zip(event.thread) else { return 0 };
+        let next = self.threads.len() + 1;
+        match self.threads.get(&thread) {
+            Some(known) => *known,
+            None if next > MOST_THREADS => 0,
+            None => *self.threads.entry(thread).or_insert(i64::try_from(next).unwrap_or(0)),
+        }
     }
 
     fn parameters_of(&mut self, event: &Event) -> Result<Parameters, Full> {
@@ -147,12 +172,18 @@ mod tests {
             ("cpu_op", "record_param_comms", 4),
             ("user_annotation", "nccl:all_to_all", 1),
         ] {
-            let with = |kept| Reading { builder: Builder::with(kept) }.take(&event(category, name));
+            let with =
+                |kept| Reading { builder: Builder::with(kept), ..Reading::default() }.take(&event(category, name));
             assert!(with(MOST_EVENTS - room).is_ok(), "{name}");
             assert!(with(MOST_EVENTS - room + 1).is_err(), "{name}");
         }
         for (category, name) in [("cpu_op", "aten::mm"), ("ac2g", "ac2g"), ("gpu_user_annotation", "ProfilerStep#3")] {
-            assert!(Reading { builder: Builder::with(MOST_EVENTS) }.take(&event(category, name)).is_ok(), "{name}");
+            assert!(
+                Reading { builder: Builder::with(MOST_EVENTS), ..Reading::default() }
+                    .take(&event(category, name))
+                    .is_ok(),
+                "{name}"
+            );
         }
     }
 

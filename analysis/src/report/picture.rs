@@ -283,14 +283,19 @@ fn fitted(name: &str, room: usize) -> String {
     format!("{begin}..{end}")
 }
 
+/// A curve's name and peak, within its column as far as the peak leaves room.
+fn entry(name: &str, peak: &str) -> String {
+    let room = CHARACTERS_OF_A_COLUMN.saturating_sub(peak.chars().count() + 2);
+    format!("{}: {peak}", fitted(name, room))
+}
+
 /// Each curve with its peak, in columns below the plot.
 fn legend(canvas: &mut Canvas, drawn: &[Drawn<'_>]) {
     for (nth, one) in drawn.iter().take(MOST_NAMED).enumerate() {
         let (column, row) = (i32::try_from(nth / 4).unwrap_or(0), i32::try_from(nth % 4).unwrap_or(0));
         let at = At::new(LEFT + column * 490, BOTTOM + 48 + row * 20);
         fill(canvas, (at.x, at.y - 6), (at.x + 20, at.y - 2), one.color);
-        let name = fitted(&one.name, CHARACTERS_OF_A_COLUMN.saturating_sub(one.peak.chars().count() + 2));
-        write(canvas, &format!("{name}: {}", one.peak), At::new(at.x + 28, at.y), TEXT, false);
+        write(canvas, &entry(&one.name, &one.peak), At::new(at.x + 28, at.y), TEXT, false);
     }
     if drawn.len() > MOST_NAMED {
         let text = format!("and {} more", drawn.len() - MOST_NAMED);
@@ -347,6 +352,15 @@ mod tests {
         assert_eq!(fitted("memory_winograd.txt GPU 0", 25), "memory_winograd.txt GPU 0");
         assert_eq!(fitted("memory_winograd.txt GPU 12", 25), "memory_winograd..t GPU 12");
         assert_eq!(fitted("memory_winograd.txt GPU 12", 3), "..t GPU 12");
+    }
+
+    #[test]
+    fn an_entry_of_the_legend_ends_before_the_next_column_and_has_its_gpu() {
+        for kernel in ["cudnn", "direct", "fft", "im2col", "winograd", "winograd_of_a_long_name_that_goes_on_and_on"] {
+            let shown = entry(&format!("memory_{kernel}.txt GPU 0"), "peak 31.24 GiB at reading 32");
+            assert!(shown.chars().count() <= CHARACTERS_OF_A_COLUMN, "{shown}");
+            assert!(shown.contains("GPU 0: peak 31.24 GiB at reading 32"), "{shown}");
+        }
     }
 
     #[test]

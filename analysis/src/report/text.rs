@@ -50,6 +50,8 @@ fn write_summary(report: &Report, out: &mut Printed) -> fmt::Result {
         trace::write_trace(&traced.analysis, out)?;
         trace::write_kernels(&report.spans, out)?;
         trace::write_operators(&traced.analysis, out)?;
+        trace::write_annotations(&traced.analysis, out)?;
+        trace::write_short_kernels(&traced.analysis, out)?;
     } else if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {
         out.table(phases(report));
     }

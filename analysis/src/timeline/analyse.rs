@@ -4,6 +4,7 @@
 //! busy and idle time add up to the window; time in which several streams were busy counts once; windows do not
 //! overlap. Absent on purpose: the annotations that Kineto repeats for the GPU, which are no work.
 
+use super::annotations::{self, AnnotationTime};
 use super::bound::{Bound, Spent};
 use super::collective::{Collective, Kind};
 use super::delays::LaunchDelay;
@@ -11,6 +12,7 @@ use super::idle::{Causes, Idle};
 use super::intervals::Intervals;
 use super::memory;
 use super::operators::OperatorTime;
+use super::short::ShortKernels;
 use super::steps::{self, Window};
 use super::trace::{Op, Trace, Work};
 use super::usage::{self, CollectiveUsage};
@@ -39,6 +41,10 @@ pub struct Analysis {
     pub launch_delays: Vec<LaunchDelay>,
     /// The time of the GPUs by the host's operators or NVTX ranges, the longest first; `None` if the trace does not say which launched what.
     pub operators: Option<Vec<OperatorTime>>,
+    /// The time of the host and the GPUs by annotation or NVTX range, the longest first; `None` if there are too many of them.
+    pub annotations: Option<Vec<AnnotationTime>>,
+    /// The kernels that take about as long as launching them, by GPU.
+    pub short_kernels: Vec<ShortKernels>,
     /// What bounds the job in all windows together; `None` if nothing dominates.
     pub bound: Option<Bound>,
 }
@@ -98,6 +104,10 @@ impl Analysis {
             all.extend(times);
             all.sort_by_key(|one| std::cmp::Reverse(one.total_ns));
         }
+        self.annotations =
+            self.annotations.zip(other.annotations).map(|(own, others)| annotations::merged(own, others));
+        self.short_kernels.extend(other.short_kernels);
+        self.short_kernels.sort_by_key(|of| of.device);
         self.launch_delays.extend(other.launch_delays);
         self.launch_delays.sort_by_key(|delay| delay.device);
         self.bound = bound(&self.steps);
@@ -140,6 +150,8 @@ pub fn analyse_and_draw(trace: &Trace, mut draw: impl FnMut(Stretch)) -> Result<
         unknown_collectives: BTreeSet::new(),
         launch_delays: Vec::new(),
         operators: trace.operators.clone(),
+        annotations: trace.annotations.clone(),
+        short_kernels: trace.short_kernels.clone(),
         bound: None,
     };
     for device in trace.devices() {

@@ -5,8 +5,11 @@
 //! joined with what ran by their correlation, a number that the file gives both. Absent on purpose: formats of files.
 
 use super::MOST_EVENTS;
+use super::annotations::{Annotations, Launched};
 use super::collective::{self, Collective, Kind};
 use super::operators::Operators;
+use super::recurring::short_kernels;
+use super::steps;
 use super::trace::{MemoryEvent, Op, Trace, Work};
 use std::collections::{HashMap, HashSet};
 
@@ -26,11 +29,14 @@ pub(crate) struct Builder {
     correlations: Vec<u64>,
     /// The operator that launched each of the trace's `ops`; 0 if that is not known.
     launchers: Vec<u64>,
+    /// The stream of each of the trace's `ops`, if it is known.
+    streams: Vec<Option<u32>>,
     operators: Operators,
+    annotations: Annotations,
     /// For each of its `collectives`: its correlation, and the operator that launched it.
     linked: Vec<(u64, Option<u64>)>,
-    /// When the calls began, by correlation.
-    calls: Vec<(u64, i64)>,
+    /// When the calls began, by correlation, and on which thread.
+    calls: Vec<(u64, i64, i64)>,
     parameters: HashMap<u64, Parameters>,
     /// When the host launched collectives of a kind: begin and end.
     announced: Vec<(i64, i64, Kind)>,
@@ -49,6 +55,8 @@ pub(crate) struct GpuRun {
     pub correlation: u64,
     /// The number of the host's operator that launched it, if the file says so.
     pub operator: Option<u64>,
+    /// The number of the stream on which it ran, if the file says so.
+    pub stream: Option<u32>,
 }
 
 /// How something was launched.
@@ -58,6 +66,8 @@ pub(crate) struct Launch {
     pub at_ns: i64,
     /// The number of the operator or range in which it began; 0 if that is not known.
     pub operator: u64,
+    /// What distinguishes the thread from others; 0 if it is not known.
+    pub thread: i64,
 }
 
 /// What a kernel's name says.
@@ -150,10 +160,11 @@ impl Builder {
 
     fn take_op(&mut self, run: GpuRun, work: Work, name: Option<u32>) -> Result<(), Full> {
         self.make_room(1)?;
-        let GpuRun { device, begin_ns, end_ns, correlation, operator } = run;
+        let GpuRun { device, begin_ns, end_ns, correlation, operator, stream } = run;
         self.trace.ops.push(Op { begin_ns, end_ns, launch_ns: None, device, work, name });
         self.correlations.push(correlation);
         self.launchers.push(operator.unwrap_or(0));
+        self.streams.push(stream);
         Ok(())
     }
 
@@ -167,14 +178,14 @@ impl Builder {
         Ok(())
     }
 
-    /// Takes a call that may have launched something, by what it shares with that; 0 is nothing.
+    /// Takes a call that may have launched something, by what it shares with that; 0 is nothing. A `thread` of 0 is not known.
     ///
     /// # Errors
     /// There is no room for it.
-    pub(crate) fn take_call(&mut self, correlation: u64, begin_ns: i64) -> Result<(), Full> {
+    pub(crate) fn take_call(&mut self, correlation: u64, begin_ns: i64, thread: i64) -> Result<(), Full> {
         if correlation != 0 {
             self.make_room(1)?;
-            self.calls.push((correlation, begin_ns));
+            self.calls.push((correlation, begin_ns, thread));
         }
         Ok(())
     }
@@ -202,6 +213,11 @@ impl Builder {
     /// Takes an operator of the host. For more of them than are kept, it is not known which launched what.
     pub(crate) fn take_operator(&mut self, number: u64, name: &str) {
         self.operators.take(number, name);
+    }
+
+    /// Takes an annotation of a thread, which is 0 if it is not known. For more of them than are kept, nothing is known of any.
+    pub(crate) fn take_annotation(&mut self, thread: i64, name: &str, begin_ns: i64, end_ns: i64) {
+        self.annotations.take(thread, name, begin_ns, end_ns);
     }
 
     /// Takes what the operator with this number wrote about the collectives that it launched.
@@ -242,19 +258,22 @@ impl Builder {
         let mut calls = std::mem::take(&mut self.calls);
         calls.sort_unstable();
         self.finish_launched(|correlation| {
-            let at = calls.partition_point(|(known, _)| *known < correlation);
-            let known = calls.get(at).filter(|(known, _)| *known == correlation);
-            known.map(|(_, at_ns)| Launch { at_ns: *at_ns, operator: 0 })
+            let at = calls.partition_point(|(known, ..)| *known < correlation);
+            let known = calls.get(at).filter(|(known, ..)| *known == correlation);
+            known.map(|(_, at_ns, thread)| Launch { at_ns: *at_ns, operator: 0, thread: *thread })
         })
     }
 
     /// The same, if the calls were not taken: `launched` is the one with a correlation.
     pub(crate) fn finish_launched(mut self, launched: impl Fn(u64) -> Option<Launch>) -> Trace {
         self.announced.sort_unstable_by_key(|(begin_ns, end_ns, _)| (*begin_ns, *end_ns));
-        let mut trace = self.trace;
+        let (mut trace, mut by_thread) = (self.trace, Vec::new());
         for ((op, correlation), launcher) in trace.ops.iter_mut().zip(&self.correlations).zip(&mut self.launchers) {
             let launch = launched(*correlation);
             op.launch_ns = launch.map(|launch| launch.at_ns);
+            if let Some(Launch { at_ns, thread, .. }) = launch.filter(|_| !self.annotations.is_empty()) {
+                by_thread.push(Launched { thread, at_ns, duration_ns: op.end_ns.abs_diff(op.begin_ns) });
+            }
             *launcher = launch.map(|launch| launch.operator).filter(|number| *number != 0).unwrap_or(*launcher);
         }
         let ran = trace.ops.iter().zip(&self.launchers);
@@ -270,6 +289,7 @@ impl Builder {
                 collective.kind = announced(&self.announced, at_ns).unwrap_or(collective.kind);
             }
         }
+        trace.short_kernels = short_kernels(&trace.ops, &self.streams, &trace.op_names);
         trace.ops.sort_unstable_by_key(|op| (op.begin_ns, op.end_ns));
         trace.collectives.sort_by_key(|collective| (collective.begin_ns, collective.end_ns));
         // Those of one time stay in the order of the file.
@@ -277,6 +297,8 @@ impl Builder {
         trace.steps.sort_unstable_by_key(|(_, begin_ns, end_ns)| (*begin_ns, *end_ns));
         let mut seen = HashSet::new();
         trace.steps.retain(|(number, _, _)| seen.insert(*number));
+        let step_at = |at_ns| steps::entered(&trace, at_ns).and_then(|at| trace.steps.get(at)).map(|step| step.0);
+        trace.annotations = self.annotations.times(by_thread, step_at);
         trace
     }
 }

@@ -7,6 +7,7 @@
 //! once; what is not known is `None`, never 0. Absent on purpose: reading files, and how the answers are shown.
 
 mod analyse;
+mod annotations;
 mod bound;
 mod builder;
 mod collective;
@@ -17,12 +18,15 @@ mod memory;
 mod names;
 mod operators;
 mod ranks;
+mod recurring;
+mod short;
 mod steps;
 mod trace;
 mod usage;
 mod waits;
 
 pub use analyse::{Activity, Analysis, NothingOnGpu, Step, Stretch, analyse, analyse_and_draw};
+pub use annotations::{AnnotationStep, AnnotationSum, AnnotationTime};
 pub use bound::{Bound, BoundBy};
 pub(crate) use builder::{Builder, Full, GpuRun, Launch, NamedKernel, Parameters};
 pub(crate) use collective::element_bytes;
@@ -32,11 +36,12 @@ pub use idle::Idle;
 pub use memory::{AllocatorLevel, Levels, levels};
 pub use operators::OperatorTime;
 pub use ranks::{Clocks, KindShare, RankShare, Ranks, RanksError, compare};
+pub use short::{KernelSequence, ShortKernels};
 pub use trace::{DeviceProperties, MemoryEvent, Op, Trace, Work};
 pub use usage::CollectiveUsage;
 
 /// The most events of one trace that are kept: what ran on a GPU, the calls that launched it, steps and data loading.
-/// Reading and analysing a trace of that many kernels took 412 MB; operators of the host, which are bounded apart, take at most 96 MiB more.
+/// Reading and analysing a trace of that many kernels took 412 MB; operators of the host, which are bounded apart, take at most 96 MiB more, and annotations 64 MiB.
 pub const MOST_EVENTS: usize = 4 << 20;
 /// The most bytes of different names: process groups and the kernels of collectives.
 pub const MOST_NAME_BYTES: usize = 1 << 20;

@@ -39,9 +39,14 @@ impl Names {
 
     /// The number of a kernel's name, without the list of its arguments; `None` if there is no room for it.
     pub(super) fn intern_kernel(&mut self, name: &str) -> Option<u32> {
-        let name = kernel_name(name);
-        let is_new = self.names.len() >= MOST_KERNELS && !self.numbers.contains_key(&*name);
-        if is_new { None } else { self.intern(&name) }
+        self.intern_short(&kernel_name(name))
+    }
+
+    /// The number of a name, of which only the begin is kept; `None` if there is no room for it.
+    pub(super) fn intern_short(&mut self, name: &str) -> Option<u32> {
+        let name = begin_of(name);
+        let is_new = self.names.len() >= MOST_KERNELS && !self.numbers.contains_key(name);
+        if is_new { None } else { self.intern(name) }
     }
 
     /// The name with a number.

@@ -48,7 +48,7 @@ pub(super) fn windows(trace: &Trace, ops: &[&Op]) -> Vec<Window> {
 }
 
 /// Which of the trace's `steps` the host was in.
-fn entered(trace: &Trace, at_ns: i64) -> Option<usize> {
+pub(super) fn entered(trace: &Trace, at_ns: i64) -> Option<usize> {
     let before = trace.steps.partition_point(|(_, begin_ns, _)| *begin_ns <= at_ns);
     let last = before.checked_sub(1)?;
     trace.steps.get(last).filter(|(_, _, end_ns)| at_ns < *end_ns).map(|_| last)

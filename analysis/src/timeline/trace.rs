@@ -3,9 +3,11 @@
 //! Invariants: times are nanoseconds on the clock of the trace; what ran on the GPUs and the collectives are in the
 //! order in which they began.
 
+use super::annotations::AnnotationTime;
 use super::collective::Collective;
 use super::names::Names;
 use super::operators::OperatorTime;
+use super::short::ShortKernels;
 use highwater_core::clock::A_DATE_NS;
 use serde::Deserialize;
 
@@ -87,6 +89,10 @@ pub struct Trace {
     pub memory: Vec<MemoryEvent>,
     /// The time of the GPUs by the host's operators or NVTX ranges, the longest first; `None` if the file does not say which launched what.
     pub operators: Option<Vec<OperatorTime>>,
+    /// The time of the host and the GPUs by annotation or NVTX range, the longest first; `None` if there are too many of them.
+    pub annotations: Option<Vec<AnnotationTime>>,
+    /// The kernels that take about as long as launching them, by GPU.
+    pub short_kernels: Vec<ShortKernels>,
     /// What the file says of the GPUs.
     pub properties: Vec<DeviceProperties>,
     /// How many events could not be used: they are no objects, or have no time or a negative duration.
@@ -114,11 +120,12 @@ impl Trace {
         self.op_names.get(op.name?)
     }
 
-    /// The trace without its `ops`, `operators`, `loading` and `memory`, which are most of it. What is left suffices to compare ranks.
+    /// The trace without its `ops`, `operators`, `annotations`, `loading` and `memory`, which are most of it. What is left suffices to compare ranks.
     #[must_use]
     pub fn without_work(self) -> Self {
         let (ops, loading, memory) = (Vec::new(), Vec::new(), Vec::new());
-        Self { base_ns: self.clock_ns(), ops, loading, memory, operators: None, op_names: Names::default(), ..self }
+        let base_ns = self.clock_ns();
+        Self { base_ns, ops, loading, memory, operators: None, annotations: None, op_names: Names::default(), ..self }
     }
 
     /// The GPUs that did something, in order.

@@ -5,7 +5,7 @@
 
 use super::gpus::process;
 use super::names::RangeNames;
-use super::ranges::Ranges;
+use super::ranges::{Range, Ranges};
 use crate::timeline::Launch;
 use highwater_core::source::OpenError;
 use highwater_engine::recording::rows::{RecordingReader, needed, number};
@@ -24,7 +24,6 @@ const MOST_THREADS: usize = 1 << 12;
 struct Call {
     correlation: u64,
     launch: Launch,
-    thread: i64,
 }
 
 /// The calls that launched something, in the order of their correlations.
@@ -35,10 +34,9 @@ impl Launches {
     /// Finds the calls with these correlations, of which 0 is none. Of several calls with one correlation, such as one of the runtime and
     /// that of the driver in it, the first counts.
     pub(super) fn read(file: &mut RecordingReader, correlations: impl Iterator<Item = u64>) -> Result<Self, OpenError> {
-        let unknown = Launch { at_ns: i64::MAX, operator: 0 };
+        let unknown = Launch { at_ns: i64::MAX, operator: 0, thread: 0 };
         let awaited = correlations.filter(|correlation| *correlation != 0);
-        let mut calls: Vec<Call> =
-            awaited.map(|correlation| Call { correlation, launch: unknown, thread: 0 }).collect();
+        let mut calls: Vec<Call> = awaited.map(|correlation| Call { correlation, launch: unknown }).collect();
         calls.sort_unstable_by_key(|call| call.correlation);
         calls.dedup_by_key(|call| call.correlation);
         if calls.is_empty() || !file.has_table(TABLE) {
@@ -52,7 +50,7 @@ impl Launches {
         file.each(TABLE, &query, 0, read, |(at_ns, thread, correlation)| {
             let at = calls.binary_search_by_key(&correlation, |call| call.correlation);
             if let Some(call) = at.ok().and_then(|at| calls.get_mut(at)).filter(|call| at_ns < call.launch.at_ns) {
-                (call.launch.at_ns, call.thread) = (at_ns, thread);
+                (call.launch.at_ns, call.launch.thread) = (at_ns, thread);
             }
             Ok(())
         })?;
@@ -60,12 +58,13 @@ impl Launches {
         Ok(Self(calls))
     }
 
-    /// Finds the range of each call, whose number becomes the operator of its launch.
+    /// Finds the range of each call, whose number becomes the operator of its launch. Passes on each range that is no step, with its name.
     pub(super) fn find_ranges(
         &mut self,
         file: &mut RecordingReader,
         ranges: &Ranges,
         names: &mut RangeNames,
+        mut annotated: impl FnMut(&Range, &str),
     ) -> Result<(), OpenError> {
         self.0.sort_unstable_by_key(|call| call.launch.at_ns);
         let mut calls = self.0.iter_mut().peekable();
@@ -74,12 +73,14 @@ impl Launches {
             while let Some(call) = calls.next_if(|call| call.launch.at_ns < range.begin_ns) {
                 call.launch.operator = innermost(&open, call);
             }
+            let number = names.number(&range.name);
+            names.annotation(number).into_iter().for_each(|name| annotated(&range, name));
             let has_room = open.len() < MOST_THREADS || open.contains_key(&range.thread);
             if has_room {
                 let of = open.entry(range.thread).or_default();
                 of.retain(|(end_ns, _)| *end_ns > range.begin_ns);
                 if of.len() < DEEPEST {
-                    of.push((range.end_ns, names.number(&range.name)));
+                    of.push((range.end_ns, number));
                 }
             }
             Ok(())
@@ -98,7 +99,7 @@ impl Launches {
 
 /// The innermost range that is open on a call's thread; 0 if none is.
 fn innermost(open: &HashMap<i64, Vec<(i64, u64)>>, call: &Call) -> u64 {
-    let ranges = open.get(&call.thread).map(Vec::as_slice).unwrap_or_default();
+    let ranges = open.get(&call.launch.thread).map(Vec::as_slice).unwrap_or_default();
     ranges.iter().rev().find(|(end_ns, _)| call.launch.at_ns < *end_ns).map_or(0, |(_, number)| *number)
 }
 

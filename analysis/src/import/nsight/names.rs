@@ -183,6 +183,13 @@ impl RangeNames {
         number
     }
 
+    /// The name with a number, unless it is that of steps or is not kept.
+    pub(super) fn annotation(&self, number: u64) -> Option<&str> {
+        let at = usize::try_from(number).ok()?.checked_sub(1)?;
+        let is_step = |name: &&String| self.steps.as_ref() == Some(*name);
+        self.names.get(at).filter(|name| !is_step(name)).map(String::as_str)
+    }
+
     /// The names with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &str)> {
         (1..).zip(self.names.iter().map(String::as_str))

@@ -24,7 +24,7 @@ const GRAPHS: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
 /// The tables of what ran on GPUs.
 pub(crate) const TABLES: [&str; 4] = [KERNELS, COPIES, FILLS, GRAPHS];
 /// The columns of what ran on a GPU, which come first in each query.
-const COMMON: [&str; 5] = ["start", "end", "deviceId", "globalPid", "correlationId"];
+const COMMON: [&str; 6] = ["start", "end", "deviceId", "globalPid", "correlationId", "streamId"];
 
 /// What an export has of the work of GPUs.
 #[derive(Debug)]
@@ -66,7 +66,12 @@ pub(crate) fn profile(mut file: RecordingReader) -> Result<ProfiledWork, OpenErr
     if let Some(ranges) = Ranges::find(&mut file)? {
         // What cannot be read of them was counted before.
         let skipped = file.skipped.clone();
-        launches.find_ranges(&mut file, &ranges, &mut names)?;
+        launches.find_ranges(&mut file, &ranges, &mut names, |range, name| {
+            let of = work.builders.get_mut(&Some(process(range.thread)));
+            if let Some(builder) = of {
+                builder.take_annotation(range.thread, name, range.begin_ns, range.end_ns);
+            }
+        })?;
         file.skipped = skipped;
     }
     let mut traces = work.traces(&launches, &names, &marks)?;
@@ -246,5 +251,6 @@ fn run(row: &Row<'_>, gpus: &GpuNumbers) -> Result<GpuRun, FileProblem> {
         end_ns,
         correlation: correlation(global, number(row, 4)?),
         operator: None,
+        stream: number(row, 5)?,
     })
 }

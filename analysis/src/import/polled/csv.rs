@@ -195,6 +195,17 @@ mod tests {
     }
 
     #[test]
+    fn a_lone_number_is_taken_for_memory_with_a_word() {
+        for text in ["3\n5\n", "3 MiB\n5 MiB\n", "2024/03/10 10:00:00.123, 45\n2024/03/10 10:00:01.123, 46\n"] {
+            let assumed = imported("smi.csv", text).expect("a log").assumed;
+            let [only] = &assumed[..] else { panic!("{text}: {assumed:?}") };
+            assert!(only.contains("is memory.used") && only.contains("nothing in the file says what it is"), "{only}");
+        }
+        let named = imported("smi.csv", "memory.used [MiB]\n3 MiB\n5 MiB\n").expect("a log");
+        assert_eq!(named.assumed, Vec::<String>::new());
+    }
+
+    #[test]
     fn gpus_are_distinguished_and_described() {
         let text = "timestamp, index, uuid, name, memory.used [MiB], memory.total [MiB], utilization.gpu [%]\n\
                     2026/02/28 23:59:59.900, 3, GPU-a, NVIDIA H200, 10 MiB, 143771 MiB, 5 %\n\

@@ -321,7 +321,7 @@ const MOST_KERNELS = 20, MOST_KERNEL_NAME = 70;
 
 // What each GPU did in each step of a trace of the profiler, and its collectives.
 function traceTables(recording, of, jump) {
-  const { steps, steps_left_out: more, unusable_events: unusable, unknown_collectives: unknown, launch_delays: delays, operators } = recording.trace;
+  const { steps, steps_left_out: more, unusable_events: unusable, unknown_collectives: unknown, launch_delays: delays, operators, annotations, short_kernels: shortKernels } = recording.trace;
   const number = ({ step }) => step === null ? "all" : String(step);
   const shown = (step) => step.begin_after_ns === null ? number(step)
     : jump({ after_ns: step.begin_after_ns, duration_ns: step.window_ns }, number(step));
@@ -343,6 +343,15 @@ function traceTables(recording, of, jump) {
       milliseconds(row.count * row.mean_ns), share(row.count * row.mean_ns, all), duration(row.mean_ns / 1e9), jump(row.longest, duration(seconds(row.longest.duration_ns)))]), 2));
   if (operators.length) made.push(element("h2", {}, `Operators and ranges${of}`), table(`The operators or NVTX ranges of the host that launched what took the most time${of}`,
     ["operator or range", "on", "count", "time"], operators.map((by) => [by.operator ?? "none, or one whose name is not kept", `GPU ${by.device}`, by.count.toLocaleString("en"), milliseconds(by.total_ns)]), 2));
+  const aStep = (ns, count) => ns === null || !count ? "" : milliseconds(ns / count);
+  if (annotations.length) made.push(element("h2", {}, `Annotations${of}`), table(`What was launched within the annotations or NVTX ranges that took the most time, and how long the host was in them${of}`,
+    ["annotation or range", "count", "launched", "on GPUs", "a step", "on the host", "a step"], annotations.map(({ annotation, all, in_steps: inSteps, steps: count }) => [annotation ?? "those whose names are not kept",
+      all.count.toLocaleString("en"), all.launched === null ? "" : all.launched.toLocaleString("en"), milliseconds(all.gpu_ns), aStep(inSteps.gpu_ns, count), milliseconds(all.host_ns), aStep(inSteps.host_ns, count)]), 1));
+  for (const short of shortKernels) {
+    made.push(element("h2", {}, `Short kernels of GPU ${short.device}${of}`), element("p", {}, `${short.count.toLocaleString("en")} of the ${short.kernels.toLocaleString("en")} kernels take less than ${duration(short.below_ns / 1e9)}, about as long as launching one. They take ${share(short.total_ns, short.kernels_ns)} of the kernels' time, and the GPU was idle for ${milliseconds(short.idle_before_ns)} right before them. Launch fewer: fuse them with torch.compile, or record them as a CUDA graph.`));
+    if (short.sequences?.length) made.push(table(`Short kernels of GPU ${short.device} that often run one after another on one stream${of}`, ["kernels", "count", "time", "between them"],
+      short.sequences.map((one) => [one.kernels.map((name) => name.length > MOST_KERNEL_NAME ? `${name.slice(0, MOST_KERNEL_NAME)}…` : name).join(", "), one.count.toLocaleString("en"), milliseconds(one.total_ns), milliseconds(one.between_ns)]), 1));
+  }
   for (const { device, median_ns: median, p99_ns: most } of delays.slice(0, 8)) made.push(element("p", {},
     `Kernels of GPU ${device} began ${duration(median / 1e9)} after their launch in the median, 99 % of them within ${duration(most / 1e9)}.`));
   if (more) made.push(element("p", {}, `${more.toLocaleString("en")} further steps are not listed here; JSON has them.`));

@@ -5,15 +5,17 @@
 
 mod text;
 
-use crate::timeline::{Analysis, Trace};
+use crate::timeline::{Analysis, AnnotationTime, ShortKernels, Trace};
 use serde_json::{Value, json};
 
-pub(super) use text::{headline, verdict, write_kernels, write_operators, write_ranks, write_trace};
+pub(super) use text::{
+    headline, verdict, write_annotations, write_kernels, write_operators, write_ranks, write_short_kernels, write_trace,
+};
 
 /// The most steps that a page lists.
 const MOST_STEPS: usize = 1_000;
 
-/// The most operators that a page lists.
+/// The most operators, and the most annotations, that a page lists.
 const MOST_OPERATORS: usize = 20;
 
 /// What a trace says.
@@ -48,8 +50,21 @@ pub(super) fn page(traced: &Traced, begin_ns: i64) -> Value {
         "steps": steps.collect::<Vec<_>>(),
         "steps_left_out": of.steps.len().saturating_sub(MOST_STEPS),
         "operators": of.operators.iter().flatten().take(MOST_OPERATORS).collect::<Vec<_>>(),
+        "annotations": of.annotations.iter().flatten().take(MOST_OPERATORS).map(annotation).collect::<Vec<_>>(),
+        "short_kernels": of.short_kernels.iter().filter(|short| bounds(of, short)).take(MOST_STEPS).collect::<Vec<_>>(),
         "launch_delays": of.launch_delays.iter().take(MOST_STEPS).collect::<Vec<_>>(),
         "unusable_events": of.unusable_events,
         "unknown_collectives": of.unknown_collectives.iter().take(5).collect::<Vec<_>>(),
     })
+}
+
+/// An annotation for a page: the number of its steps instead of each of them.
+fn annotation(of: &AnnotationTime) -> Value {
+    json!({ "annotation": of.annotation, "all": of.all, "in_steps": of.in_steps(), "steps": of.steps.len() })
+}
+
+/// Whether launching its short kernels may bound a GPU.
+fn bounds(analysis: &Analysis, short: &ShortKernels) -> bool {
+    let of = analysis.steps.iter().filter(|step| step.device == short.device);
+    short.bound(of.map(|step| step.window_ns).fold(0, u64::saturating_add))
 }

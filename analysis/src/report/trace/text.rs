@@ -220,6 +220,64 @@ pub(in crate::report) fn write_operators(analysis: &Analysis, out: &mut Printed)
     Ok(())
 }
 
+/// The annotations whose work took the most time of the GPUs, and how long the host was in them; the two times of a step are of those
+/// that began in steps.
+pub(in crate::report) fn write_annotations(analysis: &Analysis, out: &mut Printed) -> fmt::Result {
+    let Some(annotations) = &analysis.annotations else {
+        return writeln!(out, "The time by annotation is not known: there are too many of them.");
+    };
+    if annotations.is_empty() {
+        return Ok(());
+    }
+    let columns = ["on GPUs", "a step", "on the host", "a step", "launched", "count", "annotation or NVTX range"];
+    let mut table = Table::new(columns);
+    for of in annotations.iter().take(MOST_KERNELS) {
+        let (sum, steps) = (of.in_steps(), of.steps.len() as u64);
+        let a_step = |ns: Option<u64>| milliseconds_if(ns.and_then(|ns| ns.checked_div(steps)));
+        table.push([
+            milliseconds_if(of.all.gpu_ns),
+            a_step(sum.gpu_ns),
+            milliseconds(of.all.host_ns),
+            a_step(Some(sum.host_ns)),
+            number(of.all.launched),
+            of.all.count.to_string(),
+            of.annotation.clone().unwrap_or_else(|| "those whose names are not kept".to_owned()),
+        ]);
+    }
+    out.table(table);
+    let more = annotations.len().saturating_sub(MOST_KERNELS);
+    if more > 0 {
+        writeln!(out, "and {more} further annotations")?;
+    }
+    Ok(())
+}
+
+/// What short kernels cost each GPU that may be bound by launching them.
+pub(in crate::report) fn write_short_kernels(analysis: &Analysis, out: &mut Printed) -> fmt::Result {
+    for of in analysis.short_kernels.iter().filter(|of| super::bounds(analysis, of)).take(MOST_DELAYS) {
+        let steps = analysis.steps.iter().filter(|step| step.device == of.device && step.step.is_some()).count() as u64;
+        let a_step = of.count.checked_div(steps).map_or_else(String::new, |count| format!(", {count} a step,"));
+        writeln!(
+            out,
+            "{} of the {} kernels of GPU {}{a_step} take less than {} µs, about as long as launching one. They take {} of the kernels' time, \
+             and the GPU was idle for {} right before them. Launch fewer: fuse them with torch.compile, or record them as a CUDA graph.",
+            of.count,
+            of.kernels,
+            of.device,
+            of.below_ns / 1_000,
+            percent(of.total_ns, of.kernels_ns),
+            milliseconds(of.idle_before_ns),
+        )?;
+        for sequence in of.sequences.iter().flatten() {
+            let (count, time, between) =
+                (sequence.count, milliseconds(sequence.total_ns), milliseconds(sequence.between_ns));
+            let kernels = printable(&sequence.kernels.join(", "));
+            writeln!(out, "{count} times one after another ({time}, and {between} between them): {kernels}")?;
+        }
+    }
+    Ok(())
+}
+
 /// How long ranks waited for each other.
 pub(in crate::report) fn write_ranks(ranks: &Ranks, out: &mut Printed) -> fmt::Result {
     if ranks.matched == 0 {
