@@ -126,7 +126,9 @@ const FORMATS: [Known; 15] = [
             "memory outside PyTorch's allocator; all of it without `profile_memory=True`",
         ],
         // Kineto writes the version first, older ones the events, and the first one nothing around them.
-        sniff: |head| head.is_object_with(&["traceEvents", "schemaVersion"]) || head.with_begin(MEMBERS, is_list_of_events),
+        sniff: |head| {
+            head.is_object_with(&["traceEvents", "schemaVersion"]) || head.with_begin(MEMBERS, is_list_of_events)
+        },
     },
     Known {
         format: FileFormat::MemoryTimeline,
