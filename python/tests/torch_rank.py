@@ -227,8 +227,7 @@ def late_in_backward():
     own = Delayed()
     net = DistributedDataParallel(own)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    # Else every second step would be marked for a while, as the watch measures what marks cost.
-    highwater.torch.watch(net, optimizer, steps_every=1)
+    highwater.torch.watch(net, optimizer)
     for step in range(40):
         own.seconds = 0.06 if RANK == 1 and step >= 12 else 0.005
         train(net, optimizer, 1)

@@ -8,7 +8,7 @@
 
 use super::settings::Settings;
 use super::steps::{Phase, Step, is_one_of};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 /// Communication lies in one phase if at most one part in `SPREAD` of it lies in others.
@@ -42,7 +42,8 @@ pub(super) struct Work {
     pub order: u64,
     /// Begin and end of the first one.
     pub first_ns: (i64, i64),
-    /// And of the first one of another name, unless that name is the last of the step, such as an optimizer's.
+    /// And of the longest of the others that are the first of their name, unless that name is the last of the step, such as an
+    /// optimizer's.
     second_ns: Option<(i64, i64)>,
 }
 
@@ -126,11 +127,13 @@ impl Work {
     }
 }
 
-/// When the first phase of another name than the first was, unless the step ends with that name.
+/// When the main phase after the first one was: of the first phases of each name but that of the step's first and of its last, the
+/// longest. A short one in between, such as a loss before a backward pass, does not show whether ranks run together.
 fn second(phases: &[&Phase]) -> Option<Interval> {
     let (first, last) = (&phases.first()?.name, &phases.last()?.name);
-    let second = phases.iter().find(|phase| phase.name != *first)?;
-    (second.name != *last).then_some((second.begin_ns, second.end_ns))
+    let mut seen = BTreeSet::from([first, last]);
+    let others = phases.iter().filter(|phase| seen.insert(&phase.name));
+    others.map(|phase| (phase.begin_ns, phase.end_ns)).max_by_key(|(begin_ns, end_ns)| end_ns - begin_ns)
 }
 
 fn counts<'a>(phases: &[&'a Phase]) -> BTreeMap<&'a str, u64> {
@@ -270,6 +273,28 @@ mod tests {
         let step = Hand::step(0, 5, 0, &[("forward", 20), ("comm", 4)]);
         assert!(Work::of(&step, &Settings::default()).is_some());
         assert!(Work::of(&Step { is_whole: false, ..step }, &Settings::default()).is_none());
+    }
+
+    /// Two ranks, of which one begins 10 ms later, and whose backward passes begin and end together.
+    #[test]
+    fn a_short_phase_between_two_passes_hides_nothing() {
+        let of = |forward_ms, loss_ms: Option<i64>| {
+            let loss = loss_ms.map(|loss_ms| ("loss", loss_ms));
+            let passes = [("forward", forward_ms - loss_ms.unwrap_or(0))];
+            let rest = [("backward", 100), ("comm", 5), ("optimizer", 5)];
+            let phases: Vec<_> = passes.into_iter().chain(loss).chain(rest).collect();
+            let begin_ns = (20 - forward_ms) * MILLISECOND_NS;
+            Work::of(&Hand::step(0, 5, begin_ns, &phases), &Settings::default()).expect("marked")
+        };
+        for loss_ms in [None, Some(1), Some(4)] {
+            assert!(of(20, loss_ms).is_beside(&of(10, loss_ms)), "{loss_ms:?}");
+        }
+        // Nor does it show anything where there is nothing else.
+        let without = |begin_ns| {
+            let phases = [("forward", 20), ("loss", 1), ("comm", 5), ("optimizer", 5)];
+            Work::of(&Hand::step(0, 5, begin_ns, &phases), &Settings::default()).expect("marked")
+        };
+        assert!(!without(0).is_beside(&without(10 * MILLISECOND_NS)));
     }
 
     #[test]
