@@ -429,7 +429,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Whether text begins a list of objects, the first of which has a phase and a time, as events of a trace have.
+/// Whether text begins a list of objects, the first of which has a phase, and a time or a name, as events of a trace have.
 fn is_list_of_events(begin: &[u8]) -> bool {
     let text = String::from_utf8_lossy(begin);
     let inside = text.trim_start().strip_prefix('[').map(str::trim_start).and_then(|rest| rest.strip_prefix('{'));

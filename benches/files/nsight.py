@@ -10,10 +10,8 @@ ranges that the report names; the time by NVTX range; of those in which nothing 
 one of them differs, or if a file with work or ranges is not read.
 """
 
-import argparse
 import collections
 import json
-import pathlib
 import re
 import sqlite3
 import subprocess
@@ -21,7 +19,6 @@ import sys
 
 import stored
 
-HERE = pathlib.Path(__file__).parent
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNEL, COPY, FILL = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 
@@ -154,10 +151,7 @@ def differences(found, ranges, by_range, report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--highwater", default=HERE.parents[1] / "target/release/highwater")
-    arguments = parser.parse_args()
+    arguments = stored.parser(__doc__).parse_args()
     tried = read = wrong = 0
     print(f"{'repository and file':66} {'version':14} {'GPUs':>4} {'kernels':>7} {'copies':>6} {'kernel time':>14} {'busy':>14} {'steps':>5}  result")
     for row, name, path in stored.files("nsight.tsv", arguments.folder):

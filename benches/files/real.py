@@ -9,16 +9,13 @@ or `-` if there is none, and the options that `report` needs. The peak and the n
 highwater. Exits with 1 if one of them differs, or if a file without memory is read.
 """
 
-import argparse
 import json
-import pathlib
 import re
 import subprocess
 import sys
 
 import stored
 
-HERE = pathlib.Path(__file__).parent
 MIB = 1 << 20
 
 
@@ -41,10 +38,7 @@ def read(highwater, path, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--highwater", default=HERE.parents[1] / "target/release/highwater")
-    arguments = parser.parse_args()
+    arguments = stored.parser(__doc__).parse_args()
     wrong = tried = was_read = 0
     print(f"{'repository and file':66} {'form':26} {'GPUs':>4} {'readings':>8} {'peak':>12}  result")
     for row, name, path in stored.files("real.tsv", arguments.folder):

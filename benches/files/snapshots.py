@@ -11,11 +11,8 @@ from the end of the history; what each call stack holds at the end and at the pe
 each call stack holds more in the second. Exits with 1 if one number differs.
 """
 
-import argparse
 import collections
-import csv
 import gzip
-import hashlib
 import json
 import pathlib
 import pickle
@@ -23,7 +20,8 @@ import re
 import subprocess
 import sys
 
-HERE = pathlib.Path(__file__).parent
+import stored
+
 MIB = 1 << 20
 
 
@@ -246,20 +244,10 @@ def check_pair(checked, one, other, comparison):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=pathlib.Path)
+    parser = stored.parser(__doc__)
     parser.add_argument("files", type=pathlib.Path, nargs="*")
-    parser.add_argument("--highwater", default=HERE.parents[1] / "target/release/highwater")
     arguments = parser.parse_args()
-    paths = []
-    for row in csv.DictReader((HERE / "snapshots.tsv").open(), delimiter="\t", quoting=csv.QUOTE_NONE):
-        path = arguments.folder / row["repository"].replace("/", "+") / pathlib.Path(row["file"]).name
-        if not path.exists():
-            print(f"{row['repository']} {row['file']}: not there")
-        elif hashlib.sha256(path.read_bytes()).hexdigest()[:16] != row["sha256"]:
-            print(f"{row['repository']} {row['file']}: has other contents than the file that was looked at")
-        else:
-            paths.append(path)
+    paths = [path for _, _, path in stored.files("snapshots.tsv", arguments.folder)]
     paths += arguments.files
     checked, last = Checked(), None
     for path in paths:

@@ -1,10 +1,19 @@
 """Files of public repositories that lie in a folder, by a table of their names and contents."""
 
+import argparse
 import csv
 import hashlib
 import pathlib
 
 HERE = pathlib.Path(__file__).parent
+
+
+def parser(document):
+    """The arguments that each of these programs has: the folder of the files, and the highwater that reads them."""
+    made = argparse.ArgumentParser(description=document.splitlines()[0])
+    made.add_argument("folder", type=pathlib.Path)
+    made.add_argument("--highwater", default=HERE.parents[1] / "target/release/highwater")
+    return made
 
 
 def files(table, folder):

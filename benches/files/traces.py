@@ -10,7 +10,6 @@ nothing ran; the highest levels of the allocator; and, by annotation, its count,
 thread launched within. With steps, whose windows depend on launches, times are compared of a copy of the trace without them. Exits with 1 if one differs.
 """
 
-import argparse
 import collections
 import decimal
 import gzip
@@ -23,7 +22,6 @@ import tempfile
 
 import stored
 
-HERE = pathlib.Path(__file__).parent
 WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "copy", "memset": "copy"}
 TIMES = ("window", "busy", "idle", "compute", "communication", "memory", "overlap")
 COLLECTIVE = re.compile(r"^[^(]*(nccl|rccl|msccl)", re.I)
@@ -166,10 +164,7 @@ def differences(trace, events, said, highwater):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--highwater", default=HERE.parents[1] / "target/release/highwater")
-    arguments = parser.parse_args()
+    arguments = stored.parser(__doc__).parse_args()
     counts = collections.Counter()
     print(f"{'repository and file':110} {'GPUs':>4} {'kernels':>7} {'busy ns':>14} {'names':>5}  result")
     for _, name, path in stored.files("traces.tsv", arguments.folder):

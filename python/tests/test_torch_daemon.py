@@ -63,7 +63,6 @@ class WatchedByTheDaemon(TorchCase):
         refused = [daemon.metric("highwater_annotations_total", outcome=outcome) for outcome in outcomes]
         self.assertEqual((refused, daemon.metric("highwater_annotations_lost_total")), ([0.0] * len(outcomes), 0))
 
-
     def test_a_rank_that_is_late_in_its_backward_pass_is_named(self):
         """It marks nothing by hand, and all ranks' steps and backward passes take as long as the late one's."""
         daemon = self.start()

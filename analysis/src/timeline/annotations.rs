@@ -54,6 +54,12 @@ pub struct AnnotationSum {
 }
 
 impl AnnotationSum {
+    /// A sum of nothing, of which as much is known as of this one.
+    fn zero(self) -> Self {
+        let zero = self.launched.map(|_| 0);
+        Self { launched: zero, gpu_ns: zero, ..Self::default() }
+    }
+
     fn with(self, other: Self) -> Self {
         let add = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
         Self {
@@ -69,9 +75,7 @@ impl AnnotationTime {
     /// The sum over those that began in steps.
     #[must_use]
     pub fn in_steps(&self) -> AnnotationSum {
-        let zero = self.all.launched.map(|_| 0);
-        let none = AnnotationSum { launched: zero, gpu_ns: zero, ..AnnotationSum::default() };
-        self.steps.iter().map(|of| of.sum).fold(none, AnnotationSum::with)
+        self.steps.iter().map(|of| of.sum).fold(self.all.zero(), AnnotationSum::with)
     }
 }
 
@@ -154,9 +158,7 @@ impl Annotations {
         for ((name, step), sum) in sums {
             if before != Some(name) {
                 let annotation = name.and_then(|name| self.names.get(name)).map(str::to_owned);
-                let zero = sum.launched.map(|_| 0);
-                let all = AnnotationSum { launched: zero, gpu_ns: zero, ..AnnotationSum::default() };
-                times.push(AnnotationTime { annotation, all, steps: Vec::new() });
+                times.push(AnnotationTime { annotation, all: sum.zero(), steps: Vec::new() });
                 before = Some(name);
             }
             let Some(of) = times.last_mut() else { continue };

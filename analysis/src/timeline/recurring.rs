@@ -47,16 +47,15 @@ fn of_gpu(device: u32, mut ran: Vec<(&Op, Option<u32>)>, names: &Names) -> Optio
     let are_kernels = ran.iter().filter(|(op, _)| op.work != Work::Memory);
     let (kernels, kernels_ns) =
         are_kernels.fold((0, 0_u64), |(count, ns), (op, _)| (count + 1, ns.saturating_add(duration(op))));
-    let (count, total_ns, idle_before_ns, sequences_of) = (0, 0, 0, None);
     let mut short = ShortKernels {
         device,
         below_ns: SHORT_NS,
         kernels,
         kernels_ns,
-        count,
-        total_ns,
-        idle_before_ns,
-        sequences: sequences_of,
+        count: 0,
+        total_ns: 0,
+        idle_before_ns: 0,
+        sequences: None,
     };
     let mut busy_until = ran.first()?.0.begin_ns;
     for (op, _) in &ran {

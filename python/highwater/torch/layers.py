@@ -34,6 +34,7 @@ SAME = 0.02
 # How often a step is recorded with its history, if that fails.
 MOST_TRIES = 2
 
+
 class Counted(NamedTuple):
     """The allocator's counters, and the place in its history; both empty where nobody knows them."""
 

@@ -34,12 +34,12 @@ class Loop(Part):
 
     name = "marks of phases"
 
-    def __init__(self, timeline: Timeline, optimizers: int, pace: Pace, start_step: int = 0) -> None:
+    def __init__(self, timeline: Timeline, optimizers: int, pace: Pace) -> None:
         self.timeline = timeline
         self.optimizers = optimizers
         # Which steps are marked. While one is not, hooks do nothing, but for those that see evaluation and the step's end.
         self.pace = pace
-        self.next_step = start_step
+        self.next_step = pace.first
         self.lock = threading.RLock()
         # The thread of the loop. Batches that another one fetches cost the loop nothing.
         self.thread = threading.get_ident()
@@ -63,7 +63,7 @@ class Loop(Part):
         # When the latest evaluation pass ended: the phase `eval` covers a row of them.
         self.eval_end: Optional[Time] = None
         # The next step that is marked.
-        self.marked = start_step
+        self.marked = pace.first
         # `on_rest` are called where steps without marks begin, and where they end. `on_step` is called with the number of the
         # step that begins, and whether a forward pass began it. The others are called after a backward pass or a step.
         self.on_rest: Tuple[Callable[[], None], Callable[[], None]] = (lambda: None, lambda: None)
@@ -217,9 +217,7 @@ class Loop(Part):
             self.pass_step(which)
             return
         with self.lock:
-            self.stepped.add(which)
-            self.steps_alone += 1
-            self.optimizer_calls += 1
+            self.note_optimizer(which)
             if in_backward():
                 return
             if which in self.entered:
@@ -240,9 +238,7 @@ class Loop(Part):
             self.pass_step(which)
             return
         with self.lock:
-            self.stepped.add(which)
-            self.steps_alone += 1
-            self.optimizer_calls += 1
+            self.note_optimizer(which)
             if self.has_stepped():
                 self.end_step()
 
@@ -260,6 +256,12 @@ class Loop(Part):
         self.is_off = True
         self.lock = threading.RLock()
         self.on_step, self.on_backward_end, self.on_step_end = [], [], []
+
+    def note_optimizer(self, which: int) -> None:
+        """An optimizer has stepped, or was skipped, which a GradScaler shows by these calls."""
+        self.stepped.add(which)
+        self.steps_alone += 1
+        self.optimizer_calls += 1
 
     def has_stepped(self) -> bool:
         if not self.optimizers or not self.stepped:
@@ -333,10 +335,7 @@ class Loop(Part):
 
     def pass_step(self, which: int) -> None:
         """An optimizer has stepped in a step that is not marked."""
-        self.stepped.add(which)
-        self.steps_alone += 1
-        # A GradScaler's call is looked at by these.
-        self.optimizer_calls += 1
+        self.note_optimizer(which)
         if not self.has_stepped():
             return
         self.steps_alone = 0

@@ -7,6 +7,7 @@ steps, or one of them some of the other's.
 """
 
 import statistics
+import sys
 import time
 from typing import Callable, Dict, List, Optional
 
@@ -38,14 +39,16 @@ class Pace:
     ) -> None:
         self.layers_every = layers_every
         self.first = first
+        # A pace that was asked for has no steps that are all marked, and no trial.
         self.is_fixed = every is not None
         self.every = max(1, every or 1)
         self.now = now
         self.ended_ns: Optional[int] = None
-        # What steps took, nanoseconds, by whether they were marked: of those that are all marked, or of a trial.
+        # What marked steps took and what the others took, nanoseconds, while that is measured.
         self.took: Dict[bool, List[float]] = {True: [], False: []}
         # The first step after those that are all marked, and the first of the next trial.
-        self.awake_until = self.trial = first + WARM
+        self.awake_until = first if self.is_fixed else first + WARM
+        self.trial = sys.maxsize if self.is_fixed else self.awake_until
         # How long a step without marks takes, nanoseconds; 0 is not known.
         self.usual_ns = 0.0
         # No step before this one records its layers.
@@ -59,12 +62,11 @@ class Pace:
 
     def next_marked(self, number: int) -> int:
         """The first step from this one on that is marked."""
-        is_awake = number < self.awake_until and not self.is_fixed
-        every = 1 if is_awake else 2 if self.is_trial(number) else self.every
+        every = 1 if number < self.awake_until else 2 if self.is_trial(number) else self.every
         found = multiple(number, every)
-        if not self.is_fixed:
+        if number < self.trial:
             # The begin of the next trial is a step that is looked at.
-            found = min(found, self.trial) if number < self.trial else found
+            found = min(found, self.trial)
         if self.layers_every:
             found = min(found, multiple(max(number, self.record_from), self.layers_every))
             third = self.first + STEP_WITH_HISTORY
@@ -72,7 +74,7 @@ class Pace:
         return found
 
     def is_trial(self, number: int) -> bool:
-        return self.trial <= number < self.trial + TRIAL and not self.is_fixed
+        return self.trial <= number < self.trial + TRIAL
 
     def ended(self, number: int, unmarked: int) -> None:
         """A marked step has ended just now, or the last of so many that were not."""

@@ -59,7 +59,7 @@ class Watch(Part):
         self.timeline = Timeline(clock.HostClock(), self.counters)
         self.timeline.peaks = weakly(self.peaks, {})
         pace = Pace(options.layers_every, options.start_step, options.steps_every)
-        self.loop = Loop(self.timeline, len(self.optimizers), pace, options.start_step)
+        self.loop = Loop(self.timeline, len(self.optimizers), pace)
         self.rest = Rest(self.models)
         device = weakly(self.get_device)
         self.layers = Layers(self.model, pace, weakly(self.get_clock), device)
@@ -220,16 +220,10 @@ class Watch(Part):
 
     def attach_model(self, model: Any) -> None:
         """Hooks of the root only. Hooks of this class see a compiled model from outside."""
-        loop, timeline = self.loop, self.timeline
-
         def before(module: Any, inputs: Any) -> None:
             if module is model and not is_compiling():
-                is_training = module.training and torch.is_grad_enabled()
-                if is_training and timeline.is_resting:
-                    loop.passes_by()
-                    return
                 self.layers.entering = model
-                loop.forward_begin(is_training, inputs)
+                self.forward_begins(model, inputs)
 
         def after(module: Any, inputs: Any, outputs: Any) -> None:
             if module is model and not is_compiling():
@@ -272,11 +266,7 @@ class Watch(Part):
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or loop.is_off:
                 return function(*args, **kwargs)
-            is_training = model.training and torch.is_grad_enabled()
-            if is_training and self.timeline.is_resting:
-                loop.passes_by()
-                return function(*args, **kwargs)
-            loop.forward_begin(is_training, (args, kwargs))
+            self.forward_begins(model, (args, kwargs))
             outputs = None
             try:
                 outputs = function(*args, **kwargs)
@@ -295,6 +285,13 @@ class Watch(Part):
         """A model may have been compiled since."""
         for model in self.models:
             self.attach_compiled(model)
+
+    def forward_begins(self, model: Any, inputs: Any) -> None:
+        is_training = model.training and torch.is_grad_enabled()
+        if is_training and self.timeline.is_resting:
+            self.loop.passes_by()
+        else:
+            self.loop.forward_begin(is_training, inputs)
 
     @guarded
     def forward_ended(self, outputs: Any) -> None:

@@ -52,23 +52,7 @@ fn text(advised: &Rank) -> Result<String, fmt::Error> {
     if let Some(times) = fit.times_observed.filter(|times| *times > 2.0) {
         writeln!(out, "That is {times:.1} times the largest batch that was observed: approach it in steps.")?;
     }
-    if let Some((outside, slack)) = advised.outside_bytes.zip(fit.slack_bytes) {
-        writeln!(
-            out,
-            "That leaves room for {} of the GPU's memory outside the job's allocator, and for {} that the allocator may need \
-             beside live tensors.",
-            size(outside),
-            size(slack)
-        )?;
-        let above = fit.largest_batch_size.unwrap_or(0) + 1;
-        if let Some(possible) = fit.possible_batch_size.filter(|possible| *possible >= above) {
-            writeln!(
-                out,
-                "Whether {above} to {possible} samples fit depends on how much of that it needs; more do not, by live tensors alone. \
-                 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lowers what it needs."
-            )?;
-        }
-    }
+    write_room(advised, &mut out)?;
     if advised.several_in_one_process && !are_live_tensors {
         writeln!(
             out,
@@ -83,4 +67,26 @@ fn text(advised: &Rank) -> Result<String, fmt::Error> {
         writeln!(out, "Rank {rank} is left out: {problem}.")?;
     }
     Ok(out)
+}
+
+/// What is left beside live tensors, and which batches depend on it.
+fn write_room(advised: &Rank, out: &mut String) -> fmt::Result {
+    let fit = &advised.fit;
+    let Some((outside, slack)) = advised.outside_bytes.zip(fit.slack_bytes) else { return Ok(()) };
+    writeln!(
+        out,
+        "That leaves room for {} of the GPU's memory outside the job's allocator, and for {} that the allocator may need \
+         beside live tensors.",
+        size(outside),
+        size(slack)
+    )?;
+    let above = fit.largest_batch_size.unwrap_or(0) + 1;
+    if let Some(possible) = fit.possible_batch_size.filter(|possible| *possible >= above) {
+        writeln!(
+            out,
+            "Whether {above} to {possible} samples fit depends on how much of that it needs; more do not, by live tensors alone. \
+             PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lowers what it needs."
+        )?;
+    }
+    Ok(())
 }
