@@ -234,6 +234,10 @@ impl FileFormat {
     /// It cannot be read, or is of none of them.
     pub(crate) fn of(path: &Path) -> Result<Self, OpenError> {
         let head = Head::of(path);
+        if head.is_object_with(&[import::allocator_history::MEMBER]) {
+            return Err(head
+                .refused("is what PyTorch's allocator did in the first steps of a job: `highwater advise` reads it"));
+        }
         if let Some(known) = FORMATS.iter().find(|known| (known.sniff)(&head)) {
             return Ok(known.format);
         }

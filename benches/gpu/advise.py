@@ -5,8 +5,10 @@ Trains each job for a few steps under `highwater.torch.watch`, beside a daemon, 
 each to a fresh model, and the allocator's own peak and the time of a step are measured.
 
     HIGHWATER=target/release/highwater python3 benches/gpu/advise.py --out results/
+    HIGHWATER=target/release/highwater python3 benches/gpu/advise.py --how fsdp --only gpt-autocast,vit-autocast --out results/
     HIGHWATER=target/release/highwater python3 benches/gpu/advise.py --dry-run --out /tmp/results
 
+`--how`: two passes with accumulated gradients a step, or DDP or FSDP2 with one rank.
 Takes about four minutes. Prints a table and writes advise.json, with the layers of each job beside it.
 """
 
@@ -31,6 +33,43 @@ sys.path[:0] = [str(PYTHON)]
 import measure  # noqa: E402
 
 WARM_STEPS, STEPS = 4, 8
+HOWS = ["plain", "accumulated", "ddp", "fsdp"]
+
+
+class Varied:
+    """A job of `zoo.py` that trains in another way."""
+
+    def __init__(self, job: Any, how: str) -> None:
+        self.job, self.how, self.optimizer, self.of, self.samples = job, how, job.optimizer, job.of, job.samples
+
+    def model(self) -> Any:
+        model = self.job.model()
+        if self.how == "ddp":
+            from torch.nn.parallel import DistributedDataParallel
+
+            return DistributedDataParallel(model)
+        if self.how == "fsdp":
+            from torch.distributed.fsdp import fully_shard
+
+            for block in model.blocks if hasattr(model, "blocks") else model.encoder:
+                fully_shard(block)
+            fully_shard(model)
+        return model
+
+    def step(self, model: Any, optimizer: Any, batch: tuple[Any, Any]) -> Any:
+        if self.how != "accumulated":
+            return self.job.step(model, optimizer, batch)
+        import torch
+
+        import zoo
+
+        for x, y in zip(*(part.chunk(2) for part in batch)):
+            with torch.autocast(zoo.DEVICE, self.job.dtype, enabled=self.job.is_autocast):
+                loss = self.job.loss(model(x), y)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
 
 
 def trained(torch: Any, job: Any, advice: dict[str, Any] | None) -> dict[str, Any]:
@@ -70,7 +109,7 @@ def profiled(torch: Any, name: str, job: Any) -> list[float]:
     optimizer, batch = job.optimizer(model.parameters()), job.of(job.samples)
     times = []
     with highwater.torch.watch(model, optimizer, layers_every=4):
-        for _ in range(6):
+        for _ in range(10):
             began = time.perf_counter()
             job.step(model, optimizer, batch)
             if torch.cuda.is_available():
@@ -86,8 +125,11 @@ def advised(binary: str, daemon: measure.Daemon, name: str, out: Path) -> list[t
     path = out / f"{name}-layers.json"
     while True:
         answer = json.loads(daemon.get(f"/api/v1/jobs/{name}/layers"))
-        # The fifth step, whose record has what the history of the third said.
-        if any(profile["step"] == 4 for profile in answer["profiles"]) or time.monotonic() > deadline:
+        # The fifth step, whose record has what the history of the third said; or the ninth, which has a history of its own if the
+        # fifth was not like the third.
+        has_peaks = any(record["peak"] for profile in answer["profiles"] for record in profile["records"])
+        is_late = any(profile["step"] >= 4 for profile in answer["profiles"])
+        if has_peaks and is_late or time.monotonic() > deadline:
             break
         time.sleep(0.1)
     path.write_text(json.dumps(answer))
@@ -112,6 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compares what advise predicts of checkpointed modules with what they do.")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--only", default="", help="names of jobs, joined by commas")
+    parser.add_argument("--how", choices=HOWS, default="plain", help="how the jobs train")
     parser.add_argument("--dry-run", action="store_true", help="small, on the CPU, where no peak is known")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -126,12 +169,17 @@ def main() -> int:
 
             import zoo
 
+            if arguments.how in ("ddp", "fsdp"):
+                backend = "gloo" if arguments.dry_run else "nccl"
+                torch.distributed.init_process_group(backend, rank=0, world_size=1, init_method=f"file://{folder}/group")
             wanted = set(arguments.only.split(",")) - {""}
             for name, job in zoo.jobs(arguments.dry_run).items():
                 if wanted and name not in wanted:
                     continue
                 try:
-                    rows += of_job(torch, binary, daemon, name, job, arguments.out)
+                    varied = job if arguments.how == "plain" else Varied(job, arguments.how)
+                    called = name if arguments.how == "plain" else f"{name}-{arguments.how}"
+                    rows += of_job(torch, binary, daemon, called, varied, arguments.out)
                 except Exception:
                     traceback.print_exc()
         finally:

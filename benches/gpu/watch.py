@@ -5,9 +5,11 @@ In one command, in some ten minutes:
 - truth: a DDP job, the same with rank 1 slowed in its backward pass, and an FSDP2 job run under `watch` and torch.profiler at
   once. Phases are compared with the work that was launched in them, `comm` with the union of the times at which collectives
   were in flight, and for information (`nccl`) with the union of NCCL's kernels.
-- cost: step times with and without `watch`, in interleaved blocks in random order: steps of about 1.5, 4 and 30 ms, and DDP, of
-  one rank where there is one GPU. Each block with `watch` begins with the steps in which it measures what it costs; they are not
-  timed. The ratio is the median over rounds, with its bootstrap 95 % interval.
+- cost: step times with and without `watch`. Steps of about 30 ms, and DDP, of one rank where there is one GPU, run in
+  interleaved blocks in random order; the ratio is the median over rounds, with its bootstrap 95 % interval. Where Python is the
+  bound, its speed changes by some per cent from second to second: steps of about 1.5 and 4 ms run in pairs, a step of a model
+  that is watched beside one of an equal model that is not, in random order; the ratio is that of their sums, with the interval by
+  resampling of rows of 50 pairs. The steps in which `watch` measures what it costs are not timed.
 - layers: resnet50, batch 16, against the records of FairScale's tracker.
 - named: with HIGHWATER, a DDP job whose rank 1 is late in its backward pass runs beside that daemon, which must name it.
 
@@ -28,12 +30,14 @@ import contextlib
 import gzip
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +54,12 @@ PHASES = ("forward", "loss", "backward", "optimizer")
 GAP_NS = 20_000
 WARM_STEPS, TRUE_STEPS = 8, 10
 SETTLING = 160
-# Step length, as a name; width, layers, batch and length of the model; steps of a block, and rounds. Where Python is the bound, its
-# speed changes from second to second: blocks are short and many.
-COSTS = [("1.5 ms", (256, 1, 8, 128), 256, 40), ("4 ms", (256, 4, 8, 128), 256, 20), ("30 ms", (2048, 6, 8, 1024), 60, 6)]
+# Step length, as a name; width, layers, batch and length of the model; steps of a block, and rounds; or 0, and pairs of steps.
+COSTS = [("1.5 ms", (256, 1, 8, 128), 0, 6000), ("4 ms", (256, 4, 8, 128), 0, 3000), ("30 ms", (2048, 6, 8, 1024), 60, 6)]
 COSTS_DDP = [("ddp 30 ms", (2048, 6, 8, 1024), 60, 6)]
+# Pairs that are resampled together, as many as have some marked steps; and by what times the median a step counts at most: another
+# process had the processor.
+ROW, MOST_TIMES = 50, 3.0
 # Enough for the detectors to know the job's usual step.
 LATE_STEPS, LATE_MS = 60, 40.0
 
@@ -331,6 +337,40 @@ def timed_blocks(name: str, conditions: dict[str, Any], steps: int, rounds: int,
     return {"name": name, "steps": steps, "rounds": rounds, "conditions": outcome}
 
 
+def timed_pairs(name: str, conditions: dict[str, Any], pairs: int, wait: Any, others: list[int]) -> dict[str, Any]:
+    """The same of steps one by one, a watched one beside one that is not. Each is waited for. `others` adds up the nanoseconds of
+    the latter: the watch, which chooses by the time of its steps how many it marks, has a clock without them."""
+    times: dict[str, list[float]] = {condition: [] for condition in conditions}
+    with contextlib.ExitStack() as stack:
+        running = {condition: stack.enter_context(conditions[condition]()) for condition in conditions}
+        for nth in range(SETTLING + pairs):
+            for condition in random.sample(list(conditions), len(conditions)):
+                wait()
+                began = time.perf_counter_ns()
+                running[condition]()
+                wait()
+                took = time.perf_counter_ns() - began
+                others[0] += took if condition == harm.BASELINE else 0
+                if nth >= SETTLING:
+                    times[condition].append(took / 1e6)
+    most = MOST_TIMES * statistics.median(times[harm.BASELINE])
+    cut = {condition: [min(each, most) for each in own] for condition, own in times.items()}
+    rows = range(0, pairs, ROW)
+    outcome: dict[str, Any] = {}
+    for condition, own in cut.items():
+        longer = sum(each > most for each in times[condition])
+        outcome[condition] = {"milliseconds": statistics.mean(own), "longer": longer}
+        if condition != harm.BASELINE:
+            sums = [(sum(own[nth: nth + ROW]), sum(cut[harm.BASELINE][nth: nth + ROW])) for nth in rows]
+            low, high = harm.bootstrap(sums, ratio_of_sums)
+            outcome[condition] |= {"ratio": ratio_of_sums(sums), "ratio_low": low, "ratio_high": high}
+    return {"name": name, "pairs": pairs, "conditions": outcome}
+
+
+def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(watched for watched, _ in pairs) / sum(plain for _, plain in pairs)
+
+
 def costs(arguments: argparse.Namespace, is_ddp: bool) -> list[dict[str, Any]]:
     """Step times with and without `watch`."""
     import torch
@@ -340,13 +380,17 @@ def costs(arguments: argparse.Namespace, is_ddp: bool) -> list[dict[str, Any]]:
 
     device = device_of(torch, arguments)
     wait = (lambda: None) if arguments.dry_run else torch.cuda.synchronize
-    found = []
+    found, others = [], [0]
+
+    def without_others() -> int:
+        return time.perf_counter_ns() - others[0]
+
     wanted = set(arguments.only.split(",")) - {""}
     for name, sizes, steps, rounds in COSTS_DDP if is_ddp else COSTS:
         if wanted and name not in wanted:
             continue
         if arguments.dry_run:
-            sizes, steps, rounds = (32, 2, 2, 16), 20, 3
+            sizes, steps, rounds = (32, 2, 2, 16), min(steps, 20), 3 if steps else 200
         highwater.configure(job=f"cost-{name}")
 
         def job(is_watched: bool, layers_every: int, sizes: tuple[int, ...]) -> Any:
@@ -370,13 +414,17 @@ def costs(arguments: argparse.Namespace, is_ddp: bool) -> list[dict[str, Any]]:
                 if not is_watched:
                     yield step
                     return
-                with highwater.torch.watch(model, optimizer, layers_every=layers_every):
+                with highwater.torch.watch(model, optimizer, layers_every=layers_every) as handle:
+                    handle.loop.pace.now = handle.counters.now = without_others
                     yield step
 
             return running
 
         conditions = {"off": job(False, 0, sizes), "watch": job(True, 100, sizes)}
-        found.append(timed_blocks(name, conditions, steps, rounds, wait))
+        if steps:
+            found.append(timed_blocks(name, conditions, steps, rounds, wait))
+        else:
+            found.append(timed_pairs(name, conditions, rounds, wait, others))
         print(json.dumps(found[-1]), flush=True)
         highwater.flush(5)
         del conditions

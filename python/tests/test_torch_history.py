@@ -214,14 +214,15 @@ class Modules(TorchCase):
             counted = Counted({"allocated": allocated}, Place(0, allocated))
             return Record(name, 1, None, counted, {"direction": "forward", **fields})
 
-        earlier = Known()
-        earlier.records = [record("a", 1000, peak=1500, held=7, recompute=8), record("b", 2000, peak=2100)]
         for names, most, expected in ((("a", "b"), 2010, [1501, 2110]), (("a", "b"), 2500, None), (("b", "a"), 2010, None)):
+            earlier = Known()
+            earlier.records = [record("a", 1000, peak=1500, held=7, recompute=8), record("b", 2000, peak=2100)]
             later = [record(names[0], 1001), record(names[1], most)]
             Profile(types.SimpleNamespace(resolve=lambda at: at), 4, later, None, earlier).take()
             peaks = [each.fields.get("peak") for each in later]
             self.assertEqual(peaks, expected or [None, None])
             self.assertEqual(later[0].fields.get("held"), 7 if expected else None)
+            self.assertEqual(len(earlier.records), 2 if expected else 0, "the next recorded step has a history of its own")
 
     def test_hooks_are_outside_of_compiled_modules(self):
         from highwater.torch.layers import eager

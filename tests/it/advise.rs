@@ -455,3 +455,40 @@ fn a_report_on_a_job_that_lacked_memory_says_where_to_checkpoint() {
         assert!(!report(&[]).contains("advice: "), "{change}");
     }
 }
+
+/// What the allocator did with two batch sizes, as an H200 ran them: 24 samples of this GPT ran in 40 GiB, and 25 did not.
+#[test]
+fn histories_of_two_batches_are_one_answer() {
+    let folder = tools::root().join("tests/data/advise");
+    let [small, large] = [8, 16].map(|size| folder.join(format!("allocations_gpt_batch{size}.json.gz")));
+    let run = |flags: &[&str], files: &[&Path]| {
+        let output = command().arg("advise").args(flags).args(files).output().expect("it runs");
+        let [out, problem] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"));
+        (output.status.success(), out, problem)
+    };
+    let (_, whole, _) = run(&["--json", "--headroom", "0B"], &[&small, &large]);
+    let whole: Value = serde_json::from_str(&whole).expect("JSON");
+    assert_eq!((&whole["files"], &whole["batch"]), (&json!([]), &Value::Null));
+    let limit = whole["simulated_batch"]["limit_bytes"].as_u64().expect("a number");
+    let headroom = format!("{}B", limit - (40 << 30));
+    let batches = format!("--batches={}", small.display());
+    let (_, answer, _) = run(&["--json", "--headroom", &headroom, &batches, "--batches"], &[&large]);
+    let answer: Value = serde_json::from_str(&answer).expect("JSON");
+    assert_eq!(answer["largest_batch_size"], json!(24));
+    assert_eq!(answer["with_expandable_segments"]["largest_batch_size"], json!(28));
+    let (_, text, _) = run(&["--headroom", &headroom], &[&large, &small]);
+    for line in [
+        "  As the job ran, the largest batch that fits has 24 samples: 39.68 GiB reserved at most, 34.29 GiB of them allocated.",
+        "  With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, the largest batch that fits has 28 samples: ",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let (is_well, _, problem) = run(&[], &[&small]);
+    assert!(!is_well && problem.contains("histories of two batch sizes are needed"), "{problem}");
+    let recording = folder.join("gpt_layers.json.gz");
+    let (is_well, _, problem) = run(&[&batches, "--batches"], &[&recording]);
+    assert!(!is_well && problem.contains("name files of one kind"), "{problem}");
+    let report = command().arg("report").arg(&small).output().expect("it runs");
+    let problem = String::from_utf8(report.stderr).expect("text");
+    assert!(!report.status.success() && problem.contains("`highwater advise` reads it"), "{problem}");
+}

@@ -1,7 +1,7 @@
 //! Selects one of several profiles.
 //!
 //! Enters: profiles, record by record. Leaves: of the profiles that match the choice, the one with the most
-//! activations. Invariant: at most two profiles are in memory.
+//! activations, among those whose peaks are known if there are any. Invariant: at most two profiles are in memory.
 
 use super::layers::{LayersError, StepLayers};
 use highwater_core::wire;
@@ -29,6 +29,11 @@ pub(super) struct Best {
 
 /// How many others a message lists.
 const MOST_LISTED: usize = 8;
+
+/// What a profile says: of one whose peaks are known, which modules to checkpoint.
+fn worth(of: &StepLayers) -> (bool, u64) {
+    (of.history.moments().is_some(), of.activations())
+}
 
 /// Why a file has no profile that can be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,7 +74,7 @@ impl Best {
             if self.others.len() < MOST_LISTED {
                 self.others.push(layers.whose());
             }
-        } else if self.best.as_ref().is_none_or(|best| best.activations() < layers.activations()) {
+        } else if self.best.as_ref().is_none_or(|best| worth(best) < worth(&layers)) {
             self.best = Some(layers);
         }
     }
@@ -81,5 +86,25 @@ impl Best {
             [] => NoProfile::None,
             others => NoProfile::OnlyOthers { meant: meant.whose(), others: others.join("; ") },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwater_core::wire::{Direction, Layer};
+
+    /// Under DDP the third step of a job had its history, and the fifth, with as many activations, did not match it.
+    #[test]
+    fn a_profile_whose_peaks_are_known_says_more() {
+        let mut best = Best::new(ProfileChoice::default());
+        for (step, activations, peak) in [(2, 10, Some(50)), (4, 11, None), (6, 9, Some(50))] {
+            best.begin();
+            let layer = Layer { activations: Some(activations), peak, ..Layer::new(Direction::Forward) };
+            best.add("a", Some(40), &layer).expect("room");
+            best.end(StepLayers::of(None, Some(0), Some(step)));
+        }
+        let (chosen, profiles) = best.finish().expect("there are some");
+        assert_eq!((chosen.step, profiles), (Some(2), 3));
     }
 }

@@ -9,7 +9,7 @@ use super::best::{Best, ProfileChoice};
 use super::layers::{LayersError, StepLayers};
 use super::recompute;
 use crate::formats::FileFormat;
-use crate::import::{LineFile, bytes_of, fairscale, json_of};
+use crate::import::{LineFile, allocator_history, bytes_of, fairscale, json_of};
 use highwater_core::source::OpenError;
 use highwater_engine::recording::{refuse, rows};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -49,14 +49,17 @@ pub enum Advisable {
     Layers,
     /// A log of ORTModule with recompute plans.
     Plans,
+    /// What PyTorch's allocator did in the first steps of a process.
+    Allocations,
 }
 
 /// Which files have the layers of a step.
 const LAYERS: &str = "checkpoints need the layers of a step, from a recording with a layer profile, traces of FairScale's \
                       LayerwiseMemoryTracker, or a saved answer of /api/v1/jobs/JOB/layers";
 /// Which files have what else is advised.
-const OTHERS: &str = "a batch size needs recordings of `highwater run` whose steps have the attribute batch_size; recompute plans \
-                      need a log of ORTModule at level INFO";
+const OTHERS: &str = "a batch size needs recordings of `highwater run` whose steps have the attribute batch_size, or what \
+                      `highwater.torch.watch(history_dir=…)` writes of two batch sizes; recompute plans need a log of ORTModule \
+                      at level INFO";
 /// The largest log, unpacked, bytes.
 const MOST_LOG_BYTES: u64 = 64 << 30;
 
@@ -84,6 +87,9 @@ pub fn advisable(path: &Path) -> Result<Advisable, OpenError> {
     }
     if FileFormat::is_object_with(path, answer::MEMBER) {
         return Ok(Advisable::Layers);
+    }
+    if FileFormat::is_object_with(path, allocator_history::MEMBER) {
+        return Ok(Advisable::Allocations);
     }
     match FileFormat::of(path) {
         Ok(FileFormat::Own) => Ok(Advisable::Recording),

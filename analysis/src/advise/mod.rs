@@ -5,6 +5,7 @@
 //! Invariants: divisions into checkpointed parts are optimal; what is not known is absent, never 0. Absent on purpose: where
 //! the answers are shown, which the command line and the API decide.
 
+pub mod allocations;
 mod answer;
 pub mod batch;
 mod best;

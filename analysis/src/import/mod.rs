@@ -1,10 +1,11 @@
 //! Readers of other tools' files, one module a format.
 //!
 //! Enters: files whose format `formats` has recognized. Leaves: a `Tape`, as of the product's own recordings, for formats with
-//! memory over time; `fairscale` and `ort_memory` pass their records to a function instead. Invariants: a file is read as a
+//! memory over time; `fairscale` and `ort_memory` pass their records to a function instead, and `allocator_history` is for advice. Invariants: a file is read as a
 //! stream; a line or row that cannot be read is counted, and no other is lost; what a format does not contain stays unknown.
 
 mod allocations;
+pub(crate) mod allocator_history;
 pub(crate) mod fairscale;
 pub(crate) mod memory_timeline;
 pub(crate) mod nsight;

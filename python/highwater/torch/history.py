@@ -64,10 +64,11 @@ def is_ours() -> bool:
 
 
 class History:
-    """Records the allocations of a step of one device."""
+    """Records the allocations of a step, or of some, of one device."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, most: int = MOST_EVENTS) -> None:
         self.index = index
+        self.most = most
         self.is_on = False
         self.begin: Optional[Place] = None
         self.process = os.getpid()
@@ -82,7 +83,7 @@ class History:
         try:
             if torch._C._cuda_isHistoryEnabled():
                 return False
-            torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=3 * MOST_EVENTS)
+            torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=3 * self.most)
             self.is_on = True
             _on.add(self)
             self.leave = patches.join(self, (torch.cuda.memory,), _RECORD, taken_over)
@@ -94,21 +95,25 @@ class History:
 
     def stop(self) -> Optional[Raw]:
         """Ends, and returns where it began and what happened since; None if there was too much, or if the job took it over."""
+        snapshot = self.finish()
+        return None if snapshot is None or self.begin is None else (self.begin, signed(snapshot, self.index))
+
+    def finish(self) -> Optional[Dict[str, Any]]:
+        """The same with all that the allocator says: its snapshot."""
         try:
             if not self.is_on or self.begin is None:
                 return None
             ended = counted(stats_of(self.index))
-            if ended - self.begin.event > MOST_EVENTS:
+            if ended - self.begin.event > self.most:
                 return None
-            traces = torch.cuda.memory._snapshot()["device_traces"]
+            snapshot: Dict[str, Any] = torch.cuda.memory._snapshot()
         except Exception as error:
             log.debug("highwater: no history of allocations: %r", error)
             return None
         finally:
             self.end()
-        events = [each for each in traces[self.index] if each["action"] in SIGNS] if self.index < len(traces) else []
         # Anything else has counted events that the history lacks, or the other way round: no place would be right.
-        return (self.begin, events) if len(events) == ended - self.begin.event else None
+        return snapshot if len(signed(snapshot, self.index)) == ended - self.begin.event else None
 
     def end(self) -> None:
         """Ends without a word: never raises. In a child of the process, the history is the parent's."""
@@ -124,6 +129,17 @@ class History:
 
 
 _on: "weakref.WeakSet[History]" = weakref.WeakSet()
+
+
+def trace_of(snapshot: Dict[str, Any], index: int) -> List[Dict[str, Any]]:
+    """All that a snapshot's history has of a device."""
+    traces = snapshot["device_traces"]
+    return traces[index] if index < len(traces) else []
+
+
+def signed(snapshot: Dict[str, Any], index: int) -> List[Dict[str, Any]]:
+    """The requests and releases among it."""
+    return [each for each in trace_of(snapshot, index) if each["action"] in SIGNS]
 
 
 def taken_over(own: Callable[..., Any], histories: patches.Parts) -> Callable[..., Any]:

@@ -115,10 +115,12 @@ class Profile(Later):
 
     def add_known(self, known: List[Record]) -> None:
         """What the history of an earlier step says, if this one did the same as far as the counters show: the same modules in
-        the same order, with as much memory but for what varies from step to step."""
+        the same order, with as much memory but for what varies from step to step. If it did not, the next recorded step has a
+        history of its own: some memory comes later than the third step, as DDP's buckets."""
         most, then = (max((each.memory.get("allocated", 0) for each in of), default=0) for of in (self.records, known))
         is_same = [each.what() for each in self.records] == [each.what() for each in known]
         if not is_same or abs(most - then) > SAME * then:
+            self.earlier.records = []
             return
         for record, earlier in zip(self.records, known):
             if record.place is not None and earlier.place is not None and "peak" in earlier.fields:

@@ -10,6 +10,8 @@ class Options(NamedTuple):
     comm: bool = True
     start_step: int = 0
     snapshot_dir: Optional[str] = None
+    # A folder for what the allocator did in the first steps.
+    history_dir: Optional[str] = None
     # One step in this number is marked; None is as many as cost at most one percent.
     steps_every: Optional[int] = None
     # Whether hooks of process groups may be used, where PyTorch has them.

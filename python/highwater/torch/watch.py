@@ -18,6 +18,7 @@ from . import clock, optimizers, patches, tensors
 from .allocator import Counters, counters_of, stats_of
 from .comm import Comm
 from .data import Batches, Data
+from .first_steps import FirstSteps
 from .guard import Hook, Part, guarded
 from .holdings import Holdings
 from .layers import Layers, is_compiling
@@ -67,6 +68,7 @@ class Watch(Part):
         self.comm = Comm(self.timeline, weakly(self.layers.gather))
         self.holdings = Holdings(self.model, self.optimizers, pace, device)
         self.oom = Oom(weakly(self.read_counters), options.snapshot_dir)
+        self.first_steps = FirstSteps(options.history_dir, device, weakly(self.samples, 0))
         self.find_device()
 
     @guarded
@@ -96,6 +98,9 @@ class Watch(Part):
         if self.optimizers:
             self.undo.append(optimizers.attach_scaler(self))
         self.undo.append(self.layers.abort)
+        self.loop.on_step_end.append(weakly(self.first_steps.end_step))
+        self.undo.append(self.first_steps.close)
+        self.first_steps.begin()
         _open.add(self)
         # The latest registration runs first: before the client sends its last marks, and before what the job registered.
         atexit.unregister(_close_all)
@@ -145,6 +150,9 @@ class Watch(Part):
         if is_step_end:
             self.layers.end_step(at)
 
+    def samples(self) -> int:
+        return self.timeline.batch_size
+
     def look_at_gradients(self) -> None:
         self.holdings.look_at_gradients(self.timeline.step)
 
@@ -186,6 +194,7 @@ class Watch(Part):
             if parameter is not None and parameter.is_cuda:
                 self.find_device()
                 self.attach_oom()
+                self.first_steps.begin()
 
     def attach_oom(self) -> None:
         if self.device is not None and self.device.type == "cuda":
@@ -366,6 +375,7 @@ def watch(
     comm: bool = True,
     start_step: int = 0,
     snapshot_dir: Optional[str] = None,
+    history_dir: Optional[str] = None,
     steps_every: Optional[int] = None,
     **options: Any,
 ) -> Any:
@@ -373,7 +383,8 @@ def watch(
 
     `model`, `optimizer` and `dataloader` may each be a list of several. `layers_every`: one step in this number records its
     layers (0: none). `comm`: whether collectives are marked. `start_step`: the number of the first step. `snapshot_dir`: a
-    folder for a snapshot of the allocator if it finds no memory. `steps_every`: one step in this number is marked (if it is
+    folder for a snapshot of the allocator if it finds no memory. `history_dir`: a folder for the allocations of the first
+    steps, from which `highwater advise` computes the largest batch. `steps_every`: one step in this number is marked (if it is
     not given, as many as cost at most one percent of the time). Returns a handle with `close()`. Never raises: an argument
     that does not exist is named in the log, and nothing is marked."""
     if not client.room:
@@ -386,7 +397,7 @@ def watch(
         return Off()
     try:
         every = None if steps_every is None else int(steps_every)
-        asked = Options(int(layers_every), bool(comm), int(start_step), snapshot_dir, every, **options)
+        asked = Options(int(layers_every), bool(comm), int(start_step), snapshot_dir, history_dir, every, **options)
         made = Watch(model, optimizer, dataloader, asked)
         made.attach()
         if made.is_off:

@@ -1,8 +1,10 @@
 //! What files of any kind say.
 //!
-//! Enters: files. Leaves: all the advice that can be made of each, and of all recordings together the batch size. What a recording
+//! Enters: files. Leaves: all the advice that can be made of each, and of all recordings together, and of all histories of
+//! allocations, the batch size. What a recording
 //! lacks is named with the reason. It is an error if a file has nothing at all, or if no advice follows.
 
+use super::allocations;
 use super::answer::FileAdvice;
 use super::batch;
 use super::checkpoints::CheckpointFlags;
@@ -20,11 +22,12 @@ pub(super) fn answer(
     headroom_bytes: u64,
 ) -> anyhow::Result<FileAdvice> {
     let mut all = Collected { are_several: files.len() > 1, ..Collected::default() };
-    let mut recordings: Vec<&Input> = Vec::new();
+    let (mut recordings, mut histories): (Vec<&Input>, Vec<&Input>) = (Vec::new(), Vec::new());
     for file in files {
         match file.named(advisable(&file.path).map_err(anyhow::Error::from))? {
             Advisable::Layers => all.add(file, "checkpoints", Ok(checkpoints.answer(file)?)),
             Advisable::Plans => all.add(file, "plans", Ok(recompute.answer(file, headroom_bytes)?)),
+            Advisable::Allocations => histories.push(file),
             Advisable::Recording => {
                 recordings.push(file);
                 all.add(file, "checkpoints", checkpoints.answer(file));
@@ -32,7 +35,8 @@ pub(super) fn answer(
         }
     }
     let batch = (!recordings.is_empty()).then(|| batch::answer(&recordings, headroom_bytes));
-    all.finish(batch)
+    let simulated = (!histories.is_empty()).then(|| allocations::answer(&histories, headroom_bytes));
+    all.finish(batch, simulated)
 }
 
 /// The advice so far.
@@ -70,14 +74,19 @@ impl Collected {
         }
     }
 
-    fn finish(mut self, batch: Option<anyhow::Result<FileAdvice>>) -> anyhow::Result<FileAdvice> {
+    fn finish(
+        mut self,
+        batch: Option<anyhow::Result<FileAdvice>>,
+        simulated: Option<anyhow::Result<FileAdvice>>,
+    ) -> anyhow::Result<FileAdvice> {
         let batch = batch.and_then(|batch| self.take(batch));
+        let simulated = simulated.and_then(|simulated| self.take(simulated));
         anyhow::ensure!(self.answers > 0, "no advice can be made: {}", self.lacking.join("; "));
         for why in &self.lacking {
             self.text += &format!("Not advised: {why}.\n");
         }
         Ok(FileAdvice {
-            json: json!({"files": self.files, "batch": batch, "not_advised": self.lacking}),
+            json: json!({"files": self.files, "batch": batch, "simulated_batch": simulated, "not_advised": self.lacking}),
             text: self.text,
         })
     }

@@ -1,5 +1,6 @@
 //! `advise`: what to change so that a job needs less memory.
 
+mod allocations;
 mod answer;
 mod any;
 mod batch;
@@ -8,7 +9,9 @@ mod recompute;
 
 use super::input::Input;
 use super::terminal;
+use answer::FileAdvice;
 use clap::Args;
+use highwater_analysis::advise::{Advisable, advisable};
 use highwater_core::detect::Settings;
 use std::path::PathBuf;
 
@@ -39,8 +42,9 @@ pub(super) struct Advise {
     plans: Option<PathBuf>,
     #[command(flatten)]
     recompute: recompute::RecomputeFlags,
-    /// Say which batch size fits, from recordings of steps with different ones: `highwater run -o FILE` of a job whose steps
-    /// have the attribute `batch_size`, as `highwater.torch.watch` gives them. May be given several times.
+    /// Say which batch size fits: from what PyTorch's allocator did in the first steps with two of them, as
+    /// `highwater.torch.watch(history_dir=…)` writes it, or from recordings of steps with different ones: `highwater run -o FILE`
+    /// of a job whose steps have the attribute `batch_size`, as `watch` gives them. May be given several times.
     #[arg(long, value_name = "FILE", conflicts_with = "plans")]
     batches: Vec<PathBuf>,
     /// How much memory of each GPU is to stay free [default: what `detect.headroom` is by default, 1GiB].
@@ -59,7 +63,7 @@ impl Advise {
             (None, Some(plans)) => self.recompute.answer(&Input::open(plans)?, headroom_bytes)?,
             _ if !self.batches.is_empty() => {
                 let files = Input::all(&self.batches)?;
-                batch::answer(&files.iter().collect::<Vec<_>>(), headroom_bytes)?
+                batches(&files, headroom_bytes)?
             }
             (None, None) => any::answer(&Input::all(&self.files)?, &self.checkpoints, &self.recompute, headroom_bytes)?,
         };
@@ -68,5 +72,20 @@ impl Advise {
         } else {
             Ok(terminal::print(answer.text)?)
         }
+    }
+}
+
+/// Which batch size fits, by files of one kind.
+fn batches(files: &[Input], headroom_bytes: u64) -> anyhow::Result<FileAdvice> {
+    let is_history = |file: &&Input| matches!(advisable(&file.path), Ok(Advisable::Allocations));
+    let (histories, recordings): (Vec<&Input>, Vec<&Input>) = files.iter().partition(is_history);
+    match (histories.first(), recordings.first()) {
+        (Some(history), Some(other)) => anyhow::bail!(
+            "{} is a history of allocations, and {} is not: name files of one kind",
+            history.shown(),
+            other.shown()
+        ),
+        (Some(_), None) => allocations::answer(&histories, headroom_bytes),
+        (None, _) => batch::answer(&recordings, headroom_bytes),
     }
 }

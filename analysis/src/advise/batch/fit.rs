@@ -175,7 +175,7 @@ pub(super) fn fit(mut points: Vec<BatchPeak>, limit_bytes: u64, slack: Slack) ->
 }
 
 /// The largest batch that fits, where every smaller one does too; `None` if not even one sample does.
-fn last_that(fits: impl Fn(u64) -> bool) -> Option<u64> {
+pub(in crate::advise) fn last_that(fits: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (1, MOST);
     while low < high {
         let middle = low.midpoint(high);

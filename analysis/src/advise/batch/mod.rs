@@ -4,6 +4,7 @@ mod fit;
 mod observed;
 mod recorded;
 
+pub(super) use fit::last_that;
 pub use fit::{BatchPeak, Fit, FitError};
 pub use observed::{Basis, BatchError, Observed, Peaks, Rank, RankProblem, Run};
 pub use recorded::{SizedStep, read};
