@@ -8,8 +8,8 @@ In one command, in some ten minutes:
 - cost: step times with and without `watch`. Steps of about 30 ms, and DDP, of one rank where there is one GPU, run in
   interleaved blocks in random order; the ratio is the median over rounds, with its bootstrap 95 % interval. Where Python is the
   bound, its speed changes by some per cent from second to second: steps of about 1.5 and 4 ms run in pairs, a step of a model
-  that is watched beside one of an equal model that is not, in random order; the ratio is that of their sums, with the interval by
-  resampling of rows of 50 pairs. The steps in which `watch` measures what it costs are not timed.
+  that is watched beside one of an equal model that is not, in random order, and each of the two is watched for half of the pairs; the
+  ratio is that of the sums, with the interval by resampling of rows of 50 pairs. The steps in which `watch` measures what it costs are not timed.
 - layers: resnet50, batch 16, against the records of FairScale's tracker.
 - named: with HIGHWATER, a DDP job whose rank 1 is late in its backward pass runs beside that daemon, which must name it.
 
@@ -337,34 +337,35 @@ def timed_blocks(name: str, conditions: dict[str, Any], steps: int, rounds: int,
     return {"name": name, "steps": steps, "rounds": rounds, "conditions": outcome}
 
 
-def timed_pairs(name: str, conditions: dict[str, Any], pairs: int, wait: Any, others: list[int]) -> dict[str, Any]:
-    """The same of steps one by one, a watched one beside one that is not. Each is waited for. `others` adds up the nanoseconds of
-    the latter: the watch, which chooses by the time of its steps how many it marks, has a clock without them."""
-    times: dict[str, list[float]] = {condition: [] for condition in conditions}
-    with contextlib.ExitStack() as stack:
-        running = {condition: stack.enter_context(conditions[condition]()) for condition in conditions}
-        for nth in range(SETTLING + pairs):
-            for condition in random.sample(list(conditions), len(conditions)):
-                wait()
-                began = time.perf_counter_ns()
-                running[condition]()
-                wait()
-                took = time.perf_counter_ns() - began
-                others[0] += took if condition == harm.BASELINE else 0
-                if nth >= SETTLING:
-                    times[condition].append(took / 1e6)
-    most = MOST_TIMES * statistics.median(times[harm.BASELINE])
-    cut = {condition: [min(each, most) for each in own] for condition, own in times.items()}
-    rows = range(0, pairs, ROW)
-    outcome: dict[str, Any] = {}
-    for condition, own in cut.items():
-        longer = sum(each > most for each in times[condition])
-        outcome[condition] = {"milliseconds": statistics.mean(own), "longer": longer}
-        if condition != harm.BASELINE:
-            sums = [(sum(own[nth: nth + ROW]), sum(cut[harm.BASELINE][nth: nth + ROW])) for nth in rows]
-            low, high = harm.bootstrap(sums, ratio_of_sums)
-            outcome[condition] |= {"ratio": ratio_of_sums(sums), "ratio_low": low, "ratio_high": high}
-    return {"name": name, "pairs": pairs, "conditions": outcome}
+def timed_pairs(name: str, jobs: list[Any], pairs: int, wait: Any, others: list[int]) -> dict[str, Any]:
+    """The same of steps one by one, a watched one beside one that is not. Each is waited for. Two equal models differ by half a
+    per cent, by where they lie in memory: each is watched for half of the pairs. `others` adds up the nanoseconds of steps that are
+    not watched: the watch, which chooses by the time of its steps how many it marks, has a clock without them."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for nth in range(len(jobs)):
+        watched, plain = jobs[nth], jobs[nth - 1]
+        with watched(True) as watched_step, plain(False) as plain_step:
+            steps = {False: plain_step, True: watched_step}
+            for count in range(SETTLING + pairs // len(jobs)):
+                for is_watched in random.sample([False, True], 2):
+                    wait()
+                    began = time.perf_counter_ns()
+                    steps[is_watched]()
+                    wait()
+                    took = time.perf_counter_ns() - began
+                    others[0] += 0 if is_watched else took
+                    if count >= SETTLING:
+                        times[is_watched].append(took / 1e6)
+    most = MOST_TIMES * statistics.median(times[False])
+    cut = {is_watched: [min(each, most) for each in own] for is_watched, own in times.items()}
+    rows = range(0, len(cut[True]), ROW)
+    sums = [(sum(cut[True][nth: nth + ROW]), sum(cut[False][nth: nth + ROW])) for nth in rows]
+    low, high = harm.bootstrap(sums, ratio_of_sums)
+    off, watch = ({"milliseconds": statistics.mean(cut[is_watched])} for is_watched in (False, True))
+    for outcome, own in ((off, times[False]), (watch, times[True])):
+        outcome["longer"] = sum(each > most for each in own)
+    watch |= {"ratio": ratio_of_sums(sums), "ratio_low": low, "ratio_high": high}
+    return {"name": name, "pairs": pairs, "conditions": {harm.BASELINE: off, "watch": watch}}
 
 
 def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
@@ -393,7 +394,7 @@ def costs(arguments: argparse.Namespace, is_ddp: bool) -> list[dict[str, Any]]:
             sizes, steps, rounds = (32, 2, 2, 16), min(steps, 20), 3 if steps else 200
         highwater.configure(job=f"cost-{name}")
 
-        def job(is_watched: bool, layers_every: int, sizes: tuple[int, ...]) -> Any:
+        def job(sizes: tuple[int, ...]) -> Any:
             width, layers, batch, length = sizes
             model = build(torch, arguments, width, layers)
             if is_ddp:
@@ -410,24 +411,25 @@ def costs(arguments: argparse.Namespace, is_ddp: bool) -> list[dict[str, Any]]:
             step()
 
             @contextlib.contextmanager
-            def running() -> Any:
+            def running(is_watched: bool) -> Any:
                 if not is_watched:
                     yield step
                     return
-                with highwater.torch.watch(model, optimizer, layers_every=layers_every) as handle:
+                with highwater.torch.watch(model, optimizer) as handle:
                     handle.loop.pace.now = handle.counters.now = without_others
                     yield step
 
             return running
 
-        conditions = {"off": job(False, 0, sizes), "watch": job(True, 100, sizes)}
+        jobs = [job(sizes), job(sizes)]
         if steps:
+            conditions = {"off": lambda: jobs[0](False), "watch": lambda: jobs[1](True)}
             found.append(timed_blocks(name, conditions, steps, rounds, wait))
         else:
-            found.append(timed_pairs(name, conditions, rounds, wait, others))
+            found.append(timed_pairs(name, jobs, rounds, wait, others))
         print(json.dumps(found[-1]), flush=True)
         highwater.flush(5)
-        del conditions
+        del jobs
     return found
 
 

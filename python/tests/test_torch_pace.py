@@ -47,14 +47,14 @@ class Job:
 @needs_torch
 class Paces(unittest.TestCase):
     def test_short_steps_are_marked_one_in_so_many_that_it_costs_little(self):
-        for step_ms, cost_ms, wanted in ((1.5, 0.37, 128), (4.0, 0.37, 32), (30.0, 0.37, 4), (34.0, 0.2, 1), (30.0, 0.0, 1)):
+        for step_ms, cost_ms, wanted in ((1.5, 0.37, 128), (4.0, 0.37, 64), (30.0, 0.37, 8), (34.0, 0.2, 1), (30.0, 0.0, 1)):
             with self.subTest(step_ms=step_ms, cost_ms=cost_ms):
                 job = Job(step_ms, cost_ms)
                 job.run(7_000)
                 self.assertEqual(job.pace.every, wanted)
                 self.assertEqual(job.marked[:20], [*range(17), 18, 20, 22])
                 if wanted > 1:
-                    self.assertLess(job.share(1_000, 7_000), 0.0036)
+                    self.assertLess(job.share(1_000, 7_000), 0.0026)
                 self.assertTrue(all(number % wanted == 0 for number in job.marked if number > 144))
 
     def test_a_step_that_is_long_is_marked_always(self):
@@ -72,7 +72,7 @@ class Paces(unittest.TestCase):
             self.assertTrue(sets[2] <= sets[1] <= sets[0])
 
     def test_a_job_that_becomes_slower_is_marked_and_measured_anew(self):
-        job = Job(2.0, 0.4)
+        job = Job(2.0, 0.3)
         job.run(1_000)
         self.assertEqual(job.pace.every, 64)
         job.step_ms = 10.0
@@ -102,10 +102,10 @@ class Paces(unittest.TestCase):
         job.run(20_000)
         self.assertEqual(job.recorded[:3], [0, 2, 100])
         gaps = {after - before for before, after in zip(job.recorded[3:], job.recorded[4:])}
-        self.assertEqual(gaps, {1_500})
+        self.assertEqual(gaps, {2_400})
         self.assertTrue(set(job.recorded) <= set(job.marked))
         # Those that are long enough, as often as asked for.
-        job = Job(60.0, 0.0, layers_every=100, record_ms=10.0)
+        job = Job(60.0, 0.0, layers_every=100, record_ms=8.0)
         job.run(1_000)
         self.assertEqual(job.recorded, [0, 2, *range(100, 1_000, 100)])
 
@@ -156,7 +156,11 @@ class Rests(TorchCase):
         with self.watch(self.model, self.optimizer, steps_every=100):
             for _ in range(3):
                 self.step()
+            replaced = torch.nn.Module.eval
             self.model.eval()
+            # For as long as the watch is open: each change of a class costs Python's caches of its attributes.
+            self.assertIs(torch.nn.Module.eval, replaced)
+            self.assertIsNot(replaced, eval_of)
             with torch.no_grad():
                 self.model(torch.randn(3, 4))
             self.model.train()

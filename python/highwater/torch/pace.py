@@ -18,9 +18,10 @@ WARM, TRIAL, RENEW = 16, 128, 8192
 # No trial takes place where steps are longer: what they cost is below one percent.
 LONGEST_NS = 100_000_000
 # Marks cost little enough if the steps with them are longer by less than this share.
-LITTLE = 0.007
-# If they do not, as many steps go without as leave no more than this share; and the same of records of layers.
-SHARE, SHARE_OF_RECORDS = 0.0035, 0.0025
+LITTLE = 0.006
+# If they do not, as many steps go without as leave no more than this share; and the same of records of layers. What the trial finds
+# is too little: a step that is not marked ends with the hooks of the next one being attached again, a tenth of a millisecond.
+SHARE, SHARE_OF_RECORDS = 0.0025, 0.0015
 # At least one step in this number is marked.
 MOST_EVERY = 256
 # Steps that take this many times as long as usual have those after them marked, as many as in the warm-up.

@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
@@ -22,7 +22,7 @@ class Rest(Part):
         self.models = [weakref.ref(model) for model in models]
         self.attach: List[Callable[[], Undo]] = []
         self.undo: List[Undo] = []
-        self.leave: Undo = lambda: None
+        self.leave: Optional[Undo] = None
 
     def add(self, attach: Callable[[], Undo]) -> None:
         """Has hooks attached by a function, which returns what takes them away."""
@@ -35,12 +35,14 @@ class Rest(Part):
         change of them."""
         if self.undo and not is_compiler_used() and not any(is_compiled(model) for model in self.known()):
             self.remove()
-            self.leave = patches.join(self, (torch.nn.Module,), "eval", seen_eval)
+            if self.leave is None:
+                # Once, and not for each row of steps: Python's caches of attributes are lost with each change of a class, for all
+                # modules, and from 3.12 on for good after a thousand.
+                self.leave = patches.join(self, (torch.nn.Module,), "eval", seen_eval)
 
     @guarded
     def end(self) -> None:
         if not self.undo:
-            self.leave()
             self.undo = [attach() for attach in self.attach]
 
     def remove(self) -> None:
@@ -49,7 +51,8 @@ class Rest(Part):
             each()
 
     def close(self) -> None:
-        self.leave()
+        if self.leave is not None:
+            self.leave()
         self.remove()
         self.attach, self.is_off = [], True
 
