@@ -1,10 +1,13 @@
-"""Reads a PyTorch memory snapshot of some gigabytes with `highwater report`, beside Python's pickle alone.
+"""Reads a PyTorch memory snapshot of some gigabytes with `highwater report`, beside PyTorch's memory_viz and Python's pickle.
 
     HIGHWATER=target/release/highwater python3 benches/snapshot/snapshot.py
+    HIGHWATER=target/release/highwater python3 benches/snapshot/snapshot.py --memory-viz torch/cuda/_memory_viz.py
     HIGHWATER=target/release/highwater python3 benches/snapshot/snapshot.py --gigabytes 0.3 --python-gigabytes 0.1
 
 The snapshot is written here as Python's pickle writes one: entries whose stacks refer to 5,000 frames, in lists of their own.
-Python needs three times the file's size of memory, so it reads a smaller one, and seconds a gigabyte are compared.
+Python needs three times the file's size of memory, so it reads a smaller one, and seconds a gigabyte are compared. `--memory-viz` is the
+file of an installed PyTorch: its `trace_plot` makes a page, whose browser then has the work; highwater's page is finished. It also
+gets the large file, with MOST_SHARE of this machine's memory.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import time
 from pathlib import Path
 
 GB = 1_000_000_000
+# Of the machine's memory, for a peer.
+MOST_SHARE = 0.7
 READ = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
 
 
@@ -93,14 +98,20 @@ def write(path: Path, size: int) -> int:
     return blocks * len(events)
 
 
+def bounded() -> None:
+    most = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MOST_SHARE)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
 def measured(command: list[str]) -> tuple[float, float, str]:
     """Seconds, the most resident memory in MiB, and what was printed."""
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=bounded)
     printed = process.stdout.read() if process.stdout else ""
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise RuntimeError(f"{command[0]} failed")
+        why = (process.stderr.read() if process.stderr else "").strip().splitlines()
+        printed = f"failed: {why[-1] if why else status}"
     return time.perf_counter() - began, usage.ru_maxrss / 1024, printed
 
 
@@ -108,19 +119,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Reads a large memory snapshot beside Python's pickle.")
     parser.add_argument("--gigabytes", type=float, default=5.0)
     parser.add_argument("--python-gigabytes", type=float, default=0.5)
+    parser.add_argument("--memory-viz", type=Path, help="torch/cuda/_memory_viz.py")
     arguments = parser.parse_args()
     binary = os.environ["HIGHWATER"]
-    print(f"{'reader':12}{'GB':>6}{'entries':>12}{'seconds':>9}{'s/GB':>7}{'MiB':>8}")
+    print(f"{'reader':20}{'GB':>6}{'entries':>12}{'seconds':>9}{'s/GB':>7}{'MiB':>8}")
     with tempfile.TemporaryDirectory() as folder:
-        for name, gigabytes in (("highwater", arguments.gigabytes), ("highwater", arguments.python_gigabytes), ("pickle", arguments.python_gigabytes)):
-            path = Path(folder) / "snapshot.pickle"
+        path, page = Path(folder) / "snapshot.pickle", Path(folder) / "page.html"
+        own = {"highwater --json": [binary, "report", str(path), "--json"], "highwater -o": [binary, "report", str(path), "--json", "-o", str(page)]}
+        peers = {"pickle.load": [sys.executable, "-c", READ, str(path)]}
+        viz = {} if arguments.memory_viz is None else {
+            "memory_viz": [sys.executable, str(arguments.memory_viz), "trace_plot", str(path), "-o", str(page)]
+        }
+        for gigabytes, readers in ((arguments.gigabytes, own | viz), (arguments.python_gigabytes, own | peers | viz)):
             entries = write(path, int(gigabytes * GB))
-            command = [binary, "report", str(path), "--json"] if name == "highwater" else [sys.executable, "-c", READ, str(path)]
-            seconds, resident, printed = measured(command)
-            print(f"{name:12}{gigabytes:>6.1f}{entries:>12,}{seconds:>9.1f}{seconds / gigabytes:>7.2f}{resident:>8.0f}", flush=True)
-            if name == "highwater":
-                allocator = json.loads(printed)["recordings"][0]["gpus"][0]["allocator"]
-                assert (allocator["events"], allocator["peak"]["after_events"]) == (entries, 500), allocator["peak"]
+            for name, command in readers.items():
+                seconds, resident, printed = measured(command)
+                what = printed if printed.startswith("failed") else f"page of {page.stat().st_size / 1e6:.1f} MB" if str(page) in command else ""
+                print(f"{name:20}{gigabytes:>6.1f}{entries:>12,}{seconds:>9.1f}{seconds / gigabytes:>7.2f}{resident:>8.0f}  {what}", flush=True)
+                if name in own:
+                    allocator = json.loads(printed)["recordings"][0]["gpus"][0]["allocator"]
+                    assert (allocator["events"], allocator["peak"]["after_events"]) == (entries, 500), allocator["peak"]
     return 0
 
 
