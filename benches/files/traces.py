@@ -6,8 +6,9 @@
 FOLDER has the files of traces.tsv as `OWNER+REPOSITORY/PATH`, with `+` for each `/` of PATH; nothing is fetched. A file whose contents
 differ from the ones that were looked at is not compared. Of each, in whole nanoseconds straight from the JSON: the number of
 kernels and copies, the time in which anything ran on each GPU, a kernel computed, a collective ran, memory was copied, both computation and collectives ran, and
-nothing ran; the highest levels of the allocator; and, by annotation, its count, the host's time, and the number and time of what its
-thread launched within. With steps, whose windows depend on launches, times are compared of a copy of the trace without them. Exits with 1 if one differs.
+nothing ran; the highest levels of the allocator; by annotation, its count, the host's time, and the number and time of what its
+thread launched within, in all and by the step in which it began; and how many kernels are short, their time, and the idle time before them.
+With steps, whose windows depend on launches, times are compared of a copy of the trace without them. Exits with 1 if one differs.
 """
 
 import collections
@@ -23,6 +24,7 @@ import tempfile
 import stored
 
 WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "copy", "memset": "copy"}
+STEPS = ("user_annotation", "cpu_op", "operator")
 TIMES = ("window", "busy", "idle", "compute", "communication", "memory", "overlap")
 COLLECTIVE = re.compile(r"^[^(]*(nccl|rccl|msccl)", re.I)
 
@@ -112,6 +114,8 @@ def of_annotations(events):
     for category, begin, end, event in spans(events):
         call = calls.get((event.get("args") or {}).get("correlation")) if category in WORK else None
         launched += [(*call, end - begin)] if call else []
+    steps = [(begin, end, int(event["name"].split("#")[1])) for category, begin, end, event in spans(events)
+             if category in STEPS and re.fullmatch(r"ProfilerStep#\d+", str(event.get("name")))]
     found = {}
     for name, all_of in named.items():
         by_thread = collections.defaultdict(list)
@@ -119,7 +123,49 @@ def of_annotations(events):
             by_thread[thread].append((begin, end))
         within = [time for at, thread, time in launched if any(begin <= at < end for begin, end in by_thread.get(thread, ()))]
         host = sum(length(of) for of in by_thread.values())
-        found[name] = (len(all_of), host, len(within), sum(within)) if launched else (len(all_of), host, None, None)
+        sums = (len(all_of), host, len(within), sum(within)) if launched else (len(all_of), host, None, None)
+        found[name] = (sums, by_step(by_thread, steps, launched))
+    return found
+
+
+def by_step(by_thread, steps, launched):
+    """The same of one name by the step in which an annotation began: time and launches within several of them are those of the first."""
+    sums = collections.defaultdict(lambda: [0, 0, 0, 0])
+    for thread, all_of in by_thread.items():
+        until = None
+        for begin, end in sorted(all_of, key=lambda of: (of[0], -of[1])):
+            step = next((number for first, last, number in steps if first <= begin < last), None)
+            sums[step][0] += 1
+            sums[step][1] += max(0, end - max(begin, begin if until is None else until))
+            until = end if until is None else max(until, end)
+        for at, of, time in launched:
+            around = [begin for begin, end in all_of if of == thread and begin <= at < end]
+            if around:
+                step = next((number for first, last, number in steps if first <= min(around) < last), None)
+                sums[step][2] += 1
+                sums[step][3] += time
+    return {step: tuple(of if launched else [*of[:2], None, None]) for step, of in sums.items() if step is not None}
+
+
+def of_short_kernels(events):
+    """Of each GPU: kernels, their time, how many take less than 10 us, their time, and the idle time before them, where at most 100 us."""
+    ran = collections.defaultdict(list)
+    for category, begin, end, event in spans(events):
+        if category in WORK:
+            gpu = int((event.get("args") or {}).get("device", event.get("pid", 0)))
+            ran[gpu].append((begin, end, WORK[category] == "kernel"))
+    found = {}
+    for gpu, all_of in ran.items():
+        kernels = [(begin, end) for begin, end, is_kernel in all_of if is_kernel]
+        short, idle, busy = [], 0, None
+        for begin, end, is_kernel in sorted(all_of, key=lambda of: of[:2]):
+            if is_kernel and end - begin < 10_000:
+                short.append(end - begin)
+                gap = 0 if busy is None else max(0, begin - busy)
+                idle += gap if gap <= 100_000 else 0
+            busy = end if busy is None else max(busy, end)
+        if kernels:
+            found[gpu] = (len(kernels), sum(end - begin for begin, end in kernels), len(short), sum(short), idle)
     return found
 
 
@@ -157,9 +203,15 @@ def differences(trace, events, said, highwater):
     wrong += [f"GPU {gpu} is not reported" for gpu in gpus]
     if said["trace"]:
         keys = ("count", "host_ns", "launched", "gpu_ns")
-        shown = {of["annotation"]: tuple(of[key] for key in keys) for of in said["trace"]["annotations"]}
+        shown = {
+            of["annotation"]: (tuple(of[key] for key in keys), {one["step"]: tuple(one[key] for key in keys) for one in of["steps"]})
+            for of in said["trace"]["annotations"]
+        }
         own = of_annotations(events)
         wrong += [f"annotation {name}: {shown.get(name)} for {own.get(name)}" for name in own.keys() | shown.keys() if shown.get(name) != own.get(name)]
+        keys = ("kernels", "kernels_ns", "count", "total_ns", "idle_before_ns")
+        shown, own = {of["device"]: tuple(of[key] for key in keys) for of in said["trace"]["short_kernels"]}, of_short_kernels(events)
+        wrong += [f"short kernels of GPU {gpu}: {shown.get(gpu)} for {own.get(gpu)}" for gpu in own.keys() | shown.keys() if shown.get(gpu) != own.get(gpu)]
     return wrong
 
 
