@@ -28,6 +28,8 @@ SYNCHRONOUS = ("send", "recv", "monitored_barrier")
 FUNCTIONS = (
     "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "_all_gather_base", "all_gather_coalesced",
     "reduce_scatter", "reduce_scatter_tensor", "_reduce_scatter_base", "broadcast", "reduce", "gather", "scatter",
+    # What PyTorch 2.13 calls the two of a single tensor; FSDP2 uses these.
+    "all_gather_single", "reduce_scatter_single",
     "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", *SYNCHRONOUS,
 )
 HOOK_ID = 0x4157

@@ -146,6 +146,8 @@ fn what_histories_do_not_say_is_not_said() {
     assert_eq!(problem(vec![one(""), two("expandable_segments:True")]), HistoryProblem::Mixed);
     let harmless = vec![one("backend:native,pinned_use_cuda_host_register:True"), two("expandable_segments:False,")];
     assert!(advised(harmless, 0).is_ok());
+    let longer = made(4, "", &[&[1, 40 * MIB], &[2, 40 * MIB]]);
+    assert_eq!(problem(vec![one(""), longer]), HistoryProblem::Others(2, 4, 1, 2));
     let flat = |batch: u64| made(batch, "", &[&[1, 20 * MIB]]);
     assert_eq!(problem(vec![flat(2), flat(4)]), HistoryProblem::NoGrowth);
     let other = AllocationHistory { reserved_peak_bytes: 200 * MIB, ..two("") };
