@@ -19,8 +19,8 @@ WARM, TRIAL, RENEW = 16, 128, 8192
 LONGEST_NS = 100_000_000
 # Marks cost little enough if the steps with them are longer by less than this share.
 LITTLE = 0.006
-# If they do not, as many steps go without as leave no more than this share; and the same of records of layers. What the trial finds
-# is too little: a step that is not marked ends with the hooks of the next one being attached again, a tenth of a millisecond.
+# If they do not, as many steps go without as leave no more than this share; and the same of records of layers. What the trial
+# finds is too little: a step that is not marked ends with the hooks of the next one being attached again, 0.1 ms.
 SHARE, SHARE_OF_RECORDS = 0.0025, 0.0015
 # At least one step in this number is marked.
 MOST_EVERY = 256

@@ -36,8 +36,8 @@ class Rest(Part):
         if self.undo and not is_compiler_used() and not any(is_compiled(model) for model in self.known()):
             self.remove()
             if self.leave is None:
-                # Once, and not for each row of steps: Python's caches of attributes are lost with each change of a class, for all
-                # modules, and from 3.12 on for good after a thousand.
+                # Once, and not for each row of steps: Python's caches of attributes are lost with each change of a class, for
+                # all modules, and from 3.12 on for good after a thousand.
                 self.leave = patches.join(self, (torch.nn.Module,), "eval", seen_eval)
 
     @guarded
