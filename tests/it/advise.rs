@@ -104,6 +104,25 @@ fn ten_thousand_layers_and_fifty_checkpoints() {
     assert_eq!((&few["layers"], few["split_modules"].as_array().map(Vec::len)), (&json!(10), Some(9)));
 }
 
+/// The activations of these layers are not what makes the peak, so parts of them do not lower it.
+#[test]
+fn a_peak_that_checkpoints_do_not_lower_is_not_said_to_fall() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("traces.json");
+    let trace = |nth: u64, activations: u64| {
+        json!({"module_name": format!("layer.{nth}"), "is_forward": true, "allocated": 1_000_000, "module_params": 4,
+            "event": {"memory_diff": 1, "memory_activations": activations}})
+    };
+    let traces = json!({"traces": [trace(0, 10), trace(1, 4_000_000), trace(2, 10)]});
+    std::fs::write(&file, traces.to_string()).expect("written");
+    let output = command().args(["advise", "--checkpoints", "1", "--layers"]).arg(&file).output().expect("it runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let answer = advised(&file, &["--checkpoints", "1"]);
+    let [observed, predicted] = ["observed_peak_bytes", "predicted_peak_bytes"].map(|name| answer[name].as_u64());
+    assert!(observed.is_some() && predicted >= observed, "{answer}");
+    assert!(text.contains("should not fall") && !text.contains("should fall"), "{text}");
+}
+
 #[test]
 fn files_that_are_no_layers_are_refused_with_the_reason() {
     let folder = tempfile::tempdir().expect("a folder");

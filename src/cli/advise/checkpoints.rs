@@ -118,7 +118,14 @@ fn parts(advice: &Checkpoints, all: u64) -> Result<String, fmt::Error> {
     let peaks = advice.observed_peak_bytes.zip(advice.predicted_peak_bytes);
     if let Some((observed, predicted)) = peaks.filter(|_| !advice.split_modules.is_empty()) {
         let (from, to) = (size(observed), size(predicted));
-        writeln!(out, "The allocator's peak, {from} as observed, should fall to {to}.")?;
+        if predicted < observed {
+            writeln!(out, "The allocator's peak, {from} as observed, should fall to {to}.")?;
+        } else {
+            writeln!(
+                out,
+                "The allocator's peak, {from} as observed, should not fall: it lies outside of these layers."
+            )?;
+        }
     }
     if let Some(seconds) = advice.recomputed_seconds.filter(|seconds| *seconds > 0.0) {
         writeln!(out, "Each step runs forward passes of {:.1} ms a second time.", seconds * 1e3)?;
