@@ -14,16 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+from bounded import measured  # noqa: E402
+
 GB = 1_000_000_000
-# Of the machine's memory, for a peer.
-MOST_SHARE = 0.7
 OPERATORS = 400
 HTA = """
 import json, logging, sys
@@ -73,22 +71,6 @@ def write(path: Path, size: int) -> int:
             written, steps = written + len(text), steps + 1
         file.write('],\n"traceName": "trace.json"}\n')
     return steps
-
-
-def bounded() -> None:
-    most = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MOST_SHARE)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def measured(command: list[str]) -> tuple[float, float, str]:
-    """Seconds, the most resident memory in MiB, and what was printed."""
-    began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=bounded)
-    printed, problem = process.stdout.read() if process.stdout else "", process.stderr.read() if process.stderr else ""
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        printed = f"failed: {(problem.strip().splitlines() or [str(status)])[-1]}"
-    return time.perf_counter() - began, usage.ru_maxrss / 1024, printed
 
 
 def main() -> int:

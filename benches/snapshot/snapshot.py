@@ -7,7 +7,7 @@
 The snapshot is written here as Python's pickle writes one: entries whose stacks refer to 5,000 frames, in lists of their own.
 Python needs three times the file's size of memory, so it reads a smaller one, and seconds a gigabyte are compared. `--memory-viz` is the
 file of an installed PyTorch: its `trace_plot` makes a page, whose browser then has the work; highwater's page is finished. It also
-gets the large file, with MOST_SHARE of this machine's memory.
+gets the large file, with as much of this machine's memory as bounded.py leaves it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import os
 import random
 import resource
 import struct
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+from bounded import measured  # noqa: E402
+
 GB = 1_000_000_000
-# Of the machine's memory, for a peer.
-MOST_SHARE = 0.7
 READ = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
 
 
@@ -96,23 +95,6 @@ def write(path: Path, size: int) -> int:
             written, blocks = written + len(block), blocks + 1
         file.write(b"eu.")
     return blocks * len(events)
-
-
-def bounded() -> None:
-    most = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MOST_SHARE)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def measured(command: list[str]) -> tuple[float, float, str]:
-    """Seconds, the most resident memory in MiB, and what was printed."""
-    began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=bounded)
-    printed = process.stdout.read() if process.stdout else ""
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        why = (process.stderr.read() if process.stderr else "").strip().splitlines()
-        printed = f"failed: {why[-1] if why else status}"
-    return time.perf_counter() - began, usage.ru_maxrss / 1024, printed
 
 
 def main() -> int:

@@ -88,7 +88,7 @@ pub fn advisable(path: &Path) -> Result<Advisable, OpenError> {
     if FileFormat::is_object_with(path, answer::MEMBER) {
         return Ok(Advisable::Layers);
     }
-    if FileFormat::is_object_with(path, allocator_history::MEMBER) {
+    if is_history(path) {
         return Ok(Advisable::Allocations);
     }
     match FileFormat::of(path) {
@@ -100,6 +100,12 @@ pub fn advisable(path: &Path) -> Result<Advisable, OpenError> {
         Err(_) if has_plans(path)? => Ok(Advisable::Plans),
         Err(_) => needs("of no known format", ""),
     }
+}
+
+/// Whether a file is what PyTorch's allocator did in the first steps of a process, by its begin.
+#[must_use]
+pub fn is_history(path: &Path) -> bool {
+    FileFormat::is_object_with(path, allocator_history::MEMBER)
 }
 
 /// Whether a file has a table of recompute plans.

@@ -19,7 +19,7 @@ pub mod recompute;
 
 pub use best::ProfileChoice;
 pub use checkpoints::{CHECKPOINTS, CheckpointSegment, Checkpoints, CheckpointsError, checkpoints};
-pub use file::{Advisable, advisable, read};
+pub use file::{Advisable, advisable, is_history, read};
 pub use layers::{Layer, LayersError, StepLayers};
 pub use modules::{ByCount, CheckpointedModule, ModuleAdvice};
 pub use partition::{Partition, partition};

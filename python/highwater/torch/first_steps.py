@@ -177,7 +177,7 @@ def reserved_at_most(segments: List[Dict[str, Any]], trace: List[Dict[str, Any]]
 
 
 def settings_of(snapshot: Dict[str, Any]) -> str:
-    """What the allocator was told by PYTORCH_CUDA_ALLOC_CONF, or by the program since."""
+    """The settings of the allocator: those of the environment variable, or those that the program has set since."""
     known = snapshot.get("allocator_settings") or {}
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     said = next((str(each[name]) for each in (known, os.environ) for name in names if each.get(name)), "")

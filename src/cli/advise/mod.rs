@@ -11,7 +11,7 @@ use super::input::Input;
 use super::terminal;
 use answer::FileAdvice;
 use clap::Args;
-use highwater_analysis::advise::{Advisable, advisable};
+use highwater_analysis::advise::is_history;
 use highwater_core::detect::Settings;
 use std::path::PathBuf;
 
@@ -77,8 +77,7 @@ impl Advise {
 
 /// Which batch size fits, by files of one kind.
 fn batches(files: &[Input], headroom_bytes: u64) -> anyhow::Result<FileAdvice> {
-    let is_history = |file: &&Input| matches!(advisable(&file.path), Ok(Advisable::Allocations));
-    let (histories, recordings): (Vec<&Input>, Vec<&Input>) = files.iter().partition(is_history);
+    let (histories, recordings): (Vec<&Input>, Vec<&Input>) = files.iter().partition(|file| is_history(&file.path));
     match (histories.first(), recordings.first()) {
         (Some(history), Some(other)) => anyhow::bail!(
             "{} is a history of allocations, and {} is not: name files of one kind",

@@ -156,7 +156,7 @@ impl SimulatedAllocator {
 
     /// The size of a block, with addresses behind it that have no memory yet.
     fn could_be(&self, nth: usize) -> u64 {
-        let behind = self.blocks.after(nth).map(|after| self.blocks.get(after)).filter(|after| !after.is_mapped);
+        let behind = self.blocks.get(nth).after.map(|after| self.blocks.get(after)).filter(|after| !after.is_mapped);
         self.blocks.get(nth).bytes + behind.map_or(0, |after| after.bytes)
     }
 
@@ -207,7 +207,7 @@ impl SimulatedAllocator {
         self.blocks.join(nth);
         while self.blocks.get(nth).bytes < bytes {
             let missing = bytes - self.blocks.get(nth).bytes;
-            let Some(next) = self.blocks.after(nth) else { break };
+            let Some(next) = self.blocks.get(nth).after else { break };
             self.blocks.take(next);
             if !self.blocks.get(next).is_mapped && !self.map(next, missing) {
                 self.blocks.give(next);
@@ -222,11 +222,12 @@ impl SimulatedAllocator {
 
     /// The first of the free blocks, from the one before these addresses on, that have enough addresses together.
     fn with_addresses(&self, unmapped: usize, bytes: u64) -> Option<usize> {
-        let first = self.blocks.before(unmapped).filter(|before| self.blocks.is_free(*before)).unwrap_or(unmapped);
+        let first =
+            self.blocks.get(unmapped).before.filter(|before| self.blocks.get(*before).is_free).unwrap_or(unmapped);
         let (mut found, mut at) = (0_u64, Some(first));
-        while let Some(nth) = at.filter(|nth| found < bytes && self.blocks.is_free(*nth)) {
+        while let Some(nth) = at.filter(|nth| found < bytes && self.blocks.get(*nth).is_free) {
             found = found.saturating_add(self.blocks.get(nth).bytes);
-            at = self.blocks.after(nth);
+            at = self.blocks.get(nth).after;
         }
         (found >= bytes).then_some(first)
     }
@@ -252,7 +253,7 @@ impl SimulatedAllocator {
         for nth in self.blocks.free() {
             if self.is_expandable {
                 self.unmap(nth);
-            } else if self.blocks.before(nth).or(self.blocks.after(nth)).is_none() {
+            } else if self.blocks.get(nth).before.or(self.blocks.get(nth).after).is_none() {
                 self.blocks.take(nth);
                 self.reserved -= self.blocks.get(nth).bytes;
                 self.blocks.remove(nth);

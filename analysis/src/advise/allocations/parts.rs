@@ -24,9 +24,9 @@ pub(super) struct SegmentPart {
     pub bytes: u64,
     /// Whether there is memory behind its addresses. A segment that grows has addresses without.
     pub is_mapped: bool,
-    is_free: bool,
-    before: Option<usize>,
-    after: Option<usize>,
+    pub is_free: bool,
+    pub before: Option<usize>,
+    pub after: Option<usize>,
 }
 
 /// Free blocks with memory, in the order in which they are chosen: the smallest first, then by address.
@@ -133,18 +133,6 @@ impl SegmentParts {
     /// Says whether a taken block has memory.
     pub fn set_mapped(&mut self, nth: usize, is_mapped: bool) {
         self.all[nth].is_mapped = is_mapped;
-    }
-
-    pub fn before(&self, nth: usize) -> Option<usize> {
-        self.all[nth].before
-    }
-
-    pub fn after(&self, nth: usize) -> Option<usize> {
-        self.all[nth].after
-    }
-
-    pub fn is_free(&self, nth: usize) -> bool {
-        self.all[nth].is_free
     }
 
     /// Free blocks with memory of a pool, of at least this size, the smallest first.

@@ -235,7 +235,7 @@ fn the_smallest_block_that_fits_is_taken_and_neighbours_are_joined() {
     assert_eq!(allocator.peaks().reserved, 60 * MIB);
 }
 
-/// Of fixed segments only whole ones are given back; of those that grow, each whole page.
+/// A segment of fixed size is given back only as a whole. A segment that grows gives back each page that is free.
 #[test]
 fn what_is_free_is_given_back_before_memory_is_out() {
     let mut allocator = SimulatedAllocator::new(false, 100 * MIB);
